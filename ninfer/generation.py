@@ -1,0 +1,286 @@
+"""Values that cross layers: what a request is made of and what comes back.
+
+Plain frozen values, no behaviour and no device. `OutputSession` is declared here because the engine
+has to ask the frontend, which is above it, for a preview of each row; the frontend implements it
+and hands an instance in with the request.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy (serving contract, section 3.3)."""
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended; the value is the protocols' spelling."""
+
+    STOP = "stop"  # end token or stop string
+    LENGTH = "length"  # budget or context
+    TOOL_CALLS = "tool_calls"  # ended normally with at least one call
+    CANCELLED = "cancelled"  # by its owner; never sent over a protocol
+
+
+class Channel(enum.Enum):
+    """Where a piece of text belongs."""
+
+    THINKING = "thinking"
+    CONTENT = "content"
+
+
+class CacheMode(enum.Enum):
+    """Whether a request joins the context cache."""
+
+    READ_WRITE = enum.auto()
+    DISABLED = enum.auto()  # root only, everything released at the end
+
+
+class TokenType(enum.IntEnum):
+    """What a prompt token stands for."""
+
+    TEXT = 0
+    IMAGE = 1
+    VIDEO = 2
+
+
+class BoundaryKind(enum.Enum):
+    """Meaning of a place in a prompt at which a later request may resume."""
+
+    TURN_CLOSURE = enum.auto()  # before the replaceable assistant suffix
+    RESPONSE_REPLAY = enum.auto()  # before the generation opener
+    SHARED_STABLE = enum.auto()  # after all tools, or after the leading system messages
+    EXPLICIT = enum.auto()  # marked by the client
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A reconstruction boundary: ``frontier`` tokens stand before it."""
+
+    kind: BoundaryKind
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopePositions:
+    """Three-axis positions of a prompt with media; text-only prompts have none.
+
+    Attributes:
+        axes: time, height and width position of each prompt token.
+        delta: added to the sequence index of every later token.
+    """
+
+    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """An owned prompt with its complete identity.
+
+    Attributes:
+        token_ids: at least one token.
+        token_types: one `TokenType` byte per token.
+        rope: positions when they differ from ``0, 1, 2, ...``.
+        identity: digest of everything that decides the state behind this prompt: ids, types,
+            positions, media and template mode.
+        boundaries: ascending by frontier.
+    """
+
+    token_ids: tuple[int, ...]
+    token_types: bytes
+    rope: RopePositions | None
+    identity: bytes
+    boundaries: tuple[Boundary, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen; ranges are those of the serving contract, section 4.
+
+    ``top_k`` 0 means no limit. ``seed`` is an int64 whose two's-complement bits key the draws.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that became final on a channel; never empty, never half a character."""
+
+    channel: Channel
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call whose name is complete and declared."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """The next fragment of a call's JSON arguments; fragments concatenate to the whole object."""
+
+    index: int
+    fragment: str
+
+
+OutputDelta = TextDelta | ToolCallStart | ToolCallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A finished call; ``arguments`` is JSON object text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSummary:
+    """The fold of all committed deltas."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPreview:
+    """What committing a row's tokens would do. Making one changes nothing.
+
+    Attributes:
+        accepted: tokens to commit; fewer than offered only when ``finish`` is set.
+        finish: set when these tokens end the request.
+        boundaries: reconstruction boundaries, in tokens of the accepted span (1..accepted).
+        effect: the session's own next state; opaque to everyone else.
+    """
+
+    accepted: int
+    finish: FinishReason | None
+    boundaries: tuple[int, ...]
+    effect: object
+
+
+class OutputSession(Protocol):
+    """Output semantics of one request: a state machine with preview and commit."""
+
+    def preview(
+        self, token_ids: Sequence[int], *, is_forced: bool, is_budget_end: bool
+    ) -> OutputPreview:
+        """Say what committing ``token_ids`` would do, without changing anything.
+
+        Args:
+            token_ids: produced tokens of one row, at least one.
+            is_forced: they come from `forced_suffix`, not from the sampler.
+            is_budget_end: nothing can be generated after the last of them.
+        """
+
+    def commit(self, preview: OutputPreview) -> tuple[OutputDelta, ...]:
+        """Adopt the newest preview and return what became final.
+
+        Raises:
+            InvariantError: the preview is not the newest one of the present state.
+        """
+
+    def forced_suffix(self) -> tuple[int, ...]:
+        """Tokens the present committed state wants committed next without sampling, or none."""
+
+    def summary(self) -> OutputSummary:
+        """Fold of everything committed so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request, complete and validated.
+
+    Attributes:
+        max_new_tokens: output budget in tokens, already clamped to the context; 0 is legal.
+        queue_timeout_s: longest wait for admission; None waits for ever.
+        request_timeout_s: longest life of the whole request; None is unlimited.
+        session_key: hint that requests belong together.
+    """
+
+    prompt: PreparedPrompt
+    output: OutputSession
+    sampling: SamplingParams
+    max_new_tokens: int
+    cache: CacheMode = CacheMode.READ_WRITE
+    queue_timeout_s: float | None = None
+    request_timeout_s: float | None = None
+    session_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request (serving contract, section 4.5)."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of a request's phases, each from the end of the one before."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStart:
+    """Admission is committed; the first event of every request that gets that far."""
+
+    prompt_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prompt tokens whose state exists; never goes back."""
+
+    processed_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCommitted:
+    """Tokens of one round, committed by Program and by the output session."""
+
+    token_ids: tuple[int, ...]
+    deltas: tuple[OutputDelta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The last event of a request that did not fail."""
+
+    finish: FinishReason
+    usage: Usage
+    timings: Timings
+    token_ids: tuple[int, ...] = field(repr=False)
+    summary: OutputSummary
+
+
+GenerationEvent = GenerationStart | PrefillProgress | OutputCommitted | GenerationResult
