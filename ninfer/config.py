@@ -1,8 +1,8 @@
 """Frozen start-up configuration.
 
 Everything here is decided before anything is loaded and never changes afterwards; an illegal
-combination is refused by `EngineConfig` itself. Reading ``NINFER_*`` variables is the command line's
-business.
+combination is refused by `EngineConfig` itself. Reading ``NINFER_*`` variables is the command
+line's business.
 """
 
 import enum

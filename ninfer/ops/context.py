@@ -1,8 +1,8 @@
 """What every op is called with, and the one deliberate lazy import.
 
-An op is a contract in this package and an implementation of the same name in the kernel table of the
-device's kind. A table is a package whose modules are the op families; only the table of the device that
-is really used is imported, so that a machine without CUDA never loads the CUDA side.
+An op is a contract in this package and an implementation of the same name in the kernel table of
+the device's kind. A table is a package whose modules are the op families; only the table of the
+device that is really used is imported, so that a machine without CUDA never loads the CUDA side.
 """
 
 from dataclasses import dataclass

@@ -12,8 +12,8 @@ A *model unit* produces provisional tokens:
 Both end exactly once. Sequences follow one rule: the newest chosen token, the *anchor*, is part of
 the ledger but not yet processed. A sequence with frontier F has processed tokens 0..F-1 and its
 anchor stands at position F. Prefill therefore processes a prompt up to its last token, and the
-first output token comes out of an ordinary decode round. Nothing here knows a queue, a user, a layer
-or an allocator.
+first output token comes out of an ordinary decode round. Nothing here knows a queue, a user, a
+layer or an allocator.
 """
 
 import enum
