@@ -1,6 +1,6 @@
 """Values that cross layers: what a request is made of and what comes back.
 
-Plain frozen values, no behaviour and no device. `OutputSession` is declared here because the engine
+Plain frozen values, no device; their only behaviour is to refuse what is out of range. `OutputSession` is declared here because the engine
 has to ask the frontend, which is above it, for a preview of each row; the frontend implements it
 and hands an instance in with the request.
 """
@@ -10,8 +10,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ninfer.errors import RequestError
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (serving contract, section 3.3)."""
+
+_INT32_MAX = (1 << 31) - 1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_SAMPLING_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+
+
+def checked_number(field_name: str, value: object, low: float, high: float) -> float:
+    """Return ``value`` as a float if it is a number in ``[low, high]``; a boolean is not a number.
+
+    Raises:
+        RequestError: ``invalid_type`` or ``invalid_value``, naming the field, the value and the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(
+            f"{field_name} must be a number, not {shown(value)}",
+            code="invalid_type",
+            field=field_name,
+        )
+    if not low <= value <= high:  # also refuses NaN
+        raise RequestError(
+            f"{field_name} is {shown(value)}; allowed is {low:g}..{high:g}", field=field_name
+        )
+    return float(value)
+
+
+def checked_integer(field_name: str, value: object, low: int, high: int) -> int:
+    """Return ``value`` if it is an integer in ``[low, high]``; ``1.0`` and ``True`` are not.
+
+    Raises:
+        RequestError: ``invalid_type`` or ``invalid_value``, naming the field, the value and the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(
+            f"{field_name} must be an integer, not {shown(value)}",
+            code="invalid_type",
+            field=field_name,
+        )
+    if not low <= value <= high:
+        raise RequestError(
+            f"{field_name} is {shown(value)}; allowed is {low}..{high}", field=field_name
+        )
+    return value
+
+
+def shown(value: object) -> str:
+    """Spell a value for an error message: at most 64 characters, control characters escaped."""
+    text = ascii(value)
+    return text if len(text) <= 64 else text[:61] + "..."
 
 
 class FinishReason(enum.Enum):
@@ -97,9 +153,14 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is chosen; ranges are those of the serving contract, section 4.
+    """How a token is chosen. The one validator of these values, whoever asks for them.
 
-    ``top_k`` 0 means no limit. ``seed`` is an int64 whose two's-complement bits key the draws.
+    Ranges are those of the serving contract, section 4: temperature 0..2, top_p and min_p 0..1,
+    penalties -2..2. ``top_k`` 0 and -1 mean no limit and are both kept as 0. ``seed`` is an int64 whose
+    two's-complement bits key the draws.
+
+    Raises:
+        RequestError: a value has the wrong type (``invalid_type``) or range (``invalid_value``).
     """
 
     temperature: float = 1.0
@@ -109,6 +170,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _SAMPLING_RANGES.items():
+            object.__setattr__(self, name, checked_number(name, getattr(self, name), low, high))
+        top_k = checked_integer("top_k", self.top_k, -1, _INT32_MAX)
+        object.__setattr__(self, "top_k", max(top_k, 0))
+        checked_integer("seed", self.seed, _INT64_MIN, _INT64_MAX)
 
     @property
     def is_greedy(self) -> bool:
@@ -241,7 +309,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of a request's phases, each from the end of the one before."""
+    """Seconds of a request's phases, each from the end of the one before.
+
+    The queue ends with admission, prefill with the first committed token, decode with the last one.
+    """
 
     queue_s: float
     prefill_s: float

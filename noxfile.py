@@ -1,0 +1,73 @@
+"""Task entry points; every session uses the environment nox itself runs in.
+
+``nox -s check`` is what a push needs. ``nox -s check -- --without-tests`` is the same for a caller that
+has just run the tests.
+"""
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["check"]
+
+PYTHON = "python"
+
+
+@nox.session
+def fix(session: nox.Session) -> None:
+    """Format and apply safe lint fixes."""
+    session.run("ruff", "format", ".")
+    session.run("ruff", "check", "--fix", ".")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting and lint, read only."""
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types."""
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Import contracts."""
+    session.run("lint-imports")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the default tests; ``nox -s tests -- --slow`` adds the slow ones."""
+    session.run(PYTHON, "-m", "pytest", "-q", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Generated documentation is up to date."""
+    session.run(PYTHON, "-m", "tools.docs", "--check")
+
+
+@nox.session
+def write_docs(session: nox.Session) -> None:
+    """Regenerate the generated parts of the documentation."""
+    session.run(PYTHON, "-m", "tools.docs")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks of the host device."""
+    session.run(PYTHON, "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """Everything a push needs."""
+    lint(session)
+    types(session)
+    layers(session)
+    docs(session)
+    if "--without-tests" not in session.posargs:
+        session.run(PYTHON, "-m", "pytest", "-q")
