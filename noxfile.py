@@ -1,7 +1,7 @@
 """Task entry points; every session uses the environment nox itself runs in.
 
-``nox -s check`` is what a push needs. ``nox -s check -- --without-tests`` is the same for a caller that
-has just run the tests.
+``nox -s check`` is what a push needs. ``nox -s check -- --without-tests`` is the same for a caller
+that has just run the tests.
 """
 
 import nox

@@ -1,8 +1,8 @@
 """Values that cross layers: what a request is made of and what comes back.
 
-Plain frozen values, no device; their only behaviour is to refuse what is out of range. `OutputSession` is declared here because the engine
-has to ask the frontend, which is above it, for a preview of each row; the frontend implements it
-and hands an instance in with the request.
+Plain frozen values, no device; their only behaviour is to refuse what is out of range.
+`OutputSession` is declared here because the engine has to ask the frontend, which is above it, for a
+preview of each row; the frontend implements it and hands an instance in with the request.
 """
 
 import enum
@@ -30,7 +30,7 @@ def checked_number(field_name: str, value: object, low: float, high: float) -> f
     """Return ``value`` as a float if it is a number in ``[low, high]``; a boolean is not a number.
 
     Raises:
-        RequestError: ``invalid_type`` or ``invalid_value``, naming the field, the value and the range.
+        RequestError: ``invalid_type`` or ``invalid_value``, naming field, value and range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(
@@ -49,7 +49,7 @@ def checked_integer(field_name: str, value: object, low: int, high: int) -> int:
     """Return ``value`` if it is an integer in ``[low, high]``; ``1.0`` and ``True`` are not.
 
     Raises:
-        RequestError: ``invalid_type`` or ``invalid_value``, naming the field, the value and the range.
+        RequestError: ``invalid_type`` or ``invalid_value``, naming field, value and range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(
@@ -156,8 +156,8 @@ class SamplingParams:
     """How a token is chosen. The one validator of these values, whoever asks for them.
 
     Ranges are those of the serving contract, section 4: temperature 0..2, top_p and min_p 0..1,
-    penalties -2..2. ``top_k`` 0 and -1 mean no limit and are both kept as 0. ``seed`` is an int64 whose
-    two's-complement bits key the draws.
+    penalties -2..2. ``top_k`` 0 and -1 mean no limit and are both kept as 0. ``seed`` is an int64
+    whose two's-complement bits key the draws.
 
     Raises:
         RequestError: a value has the wrong type (``invalid_type``) or range (``invalid_value``).

@@ -37,7 +37,7 @@ def test_sampling_value_out_of_its_range_is_refused(name: str, value: object, co
     [("temperature", 0), ("temperature", 2), ("top_p", 0), ("seed", -1), ("seed", -(1 << 63))],
 )
 def test_sampling_value_at_the_edge_of_its_range_is_kept(name: str, value: int) -> None:
-    assert getattr(SamplingParams(**{name: value}), name) == value  # type: ignore[arg-type] # mixed
+    assert getattr(SamplingParams(**{name: value}), name) == value
 
 
 def test_minus_one_and_zero_are_the_same_top_k() -> None:
