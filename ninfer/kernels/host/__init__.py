@@ -1,0 +1,1 @@
+"""The kernel table of the host device: one module for each op family."""
