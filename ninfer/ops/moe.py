@@ -1,0 +1,88 @@
+"""Contract of the mixture-of-experts FFN: routing, and the routed experts with their sum.
+
+    p = softmax(router) over all experts ; e = top-k of p ; w = p_e / sum(p_e)
+    residual += sum_i w_i * down_e(silu(g) * u), [g | u] = gate_up_e x ; += sigmoid(s) * shared
+
+Experts are added in the order of the router's ranking, one after another, so that a column's sum
+does not depend on which other columns chose the same expert. The shared expert's own projections
+are plain linear ops of the caller. Source: model contract 3.6.
+"""
+
+from ninfer.ops.checks import expect, expect_input, require
+from ninfer.ops.context import OpContext
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor
+
+
+def route(
+    ctx: OpContext, router: Tensor, experts: Tensor, weights: Tensor, shared_gate: Tensor
+) -> None:
+    """Choose the experts of each column, best first; equal probabilities: lower index first.
+
+    Args:
+        ctx: where to run.
+        router: [T, E + 1] F32 logits; the last column is the shared expert's gate.
+        experts: [T, k] I32, output.
+        weights: [T, k] F32, output; renormalised over the chosen.
+        shared_gate: [T] F32, output; sigmoid of the last column.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    require(len(router.shape) == 2, f"router: shape {router.shape}, expected two axes")
+    require(len(experts.shape) == 2, f"experts: shape {experts.shape}, expected two axes")
+    num_tokens, chosen = router.shape[0], experts.shape[1]
+    require(1 <= chosen <= router.shape[1] - 1, f"experts: {chosen} of {router.shape[1] - 1}")
+    expect("router", router, router.shape, DType.F32)
+    expect("experts", experts, (num_tokens, chosen), DType.I32)
+    expect("weights", weights, (num_tokens, chosen), DType.F32)
+    expect("shared_gate", shared_gate, (num_tokens,), DType.F32)
+    ctx.kernels.moe.route(ctx.stream, router, experts, weights, shared_gate)
+
+
+def experts(
+    ctx: OpContext,
+    x: LinearInput,
+    gate_up: Matrix,
+    down: Matrix,
+    experts: Tensor,
+    weights: Tensor,
+    shared: Tensor,
+    shared_gate: Tensor,
+    residual: Tensor,
+) -> None:
+    """Add the routed experts and the gated shared expert to the residual stream.
+
+    Args:
+        ctx: where to run.
+        x: T columns of H features.
+        gate_up: [E * 2I, H], expert-major; of each expert I gate rows, then I up rows.
+        down: [E * H, I], expert-major.
+        experts: [T, k] I32 from `route`.
+        weights: [T, k] F32 from `route`.
+        shared: [T, H] activation type, output of the shared expert.
+        shared_gate: [T] F32 from `route`.
+        residual: [T, H] activation type, added to.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    act = ctx.device.activation_dtype
+    require(len(experts.shape) == 2, f"experts: shape {experts.shape}, expected two axes")
+    num_tokens, chosen = experts.shape
+    hidden, width = gate_up.num_columns, down.num_columns
+    expect_input("x", x, num_tokens, hidden)
+    num_experts, rest = divmod(down.num_rows, hidden)
+    require(rest == 0, f"down: {down.num_rows} rows are no experts of {hidden}")
+    require(
+        gate_up.num_rows == num_experts * 2 * width,
+        f"gate_up: {gate_up.num_rows} rows, expected {num_experts} experts of {2 * width}",
+    )
+    require(1 <= chosen <= num_experts, f"experts: {chosen} of {num_experts}")
+    expect("experts", experts, (num_tokens, chosen), DType.I32)
+    expect("weights", weights, (num_tokens, chosen), DType.F32)
+    expect("shared", shared, (num_tokens, hidden), act)
+    expect("shared_gate", shared_gate, (num_tokens,), DType.F32)
+    expect("residual", residual, (num_tokens, hidden), act)
+    ctx.kernels.moe.experts(
+        ctx.stream, x, gate_up, down, experts, weights, shared, shared_gate, residual
+    )
