@@ -1,0 +1,117 @@
+"""Standard error: progress, colour policy, thinking and statistics.
+
+Standard output carries the product only and is written by the commands themselves. Colour and
+rewritten lines appear only on a terminal; ``NO_COLOR`` and ``TERM=dumb`` win over that, ``--color``
+and ``--no-color`` over all. Away from a terminal progress is at most one plain line in ten seconds.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+PLAIN_INTERVAL_S = 10.0
+TERMINAL_INTERVAL_S = 0.1
+_DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
+
+
+class Console:
+    """One writer of standard error for one command.
+
+    Args:
+        options: namespace with the options of ``add_console_options``.
+        stream: where to write; standard error by default.
+        environment: variables to respect.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        *,
+        stream: TextIO | None = None,
+        environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        is_dumb = "NO_COLOR" in environment or environment.get("TERM") == "dumb"
+        is_terminal = self._stream.isatty() and not is_dumb
+        self._has_colour = bool(options.color) or (is_terminal and not options.no_color)
+        self._rewrites = is_terminal
+        self._has_progress = not options.no_progress
+        self._has_line = False
+        self._last_progress_s: float | None = None
+        self._stage = ""
+
+    def note(self, text: str) -> None:
+        """Write one line."""
+        self._end_line()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def warn(self, text: str) -> None:
+        """Write one line that says what went wrong without ending anything."""
+        self.note(f"warning: {text}")
+
+    def thinking(self, text: str) -> None:
+        """Write a piece of thinking text as it comes."""
+        self._end_line()
+        self._stream.write(f"{_DIM}{text}{_RESET}" if self._has_colour else text)
+        self._stream.flush()
+
+    def progress(self, stage: str, done: int, total: int, unit: str = "B") -> None:
+        """Show how far a stage is; ``total`` 0 means unknown.
+
+        The first report of a stage waits for its interval, so that short stages print nothing.
+        """
+        now = self._clock()
+        if not self._has_progress:
+            return
+        if stage != self._stage or self._last_progress_s is None:
+            self._stage, self._start_s, self._last_progress_s = stage, now, now
+            return
+        interval = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
+        if now - self._last_progress_s < interval:
+            return
+        self._last_progress_s = now
+        line = _progress_line(stage, done, total, unit, now - self._start_s)
+        if self._rewrites:
+            self._stream.write(_CLEAR_LINE + line)
+            self._has_line = True
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        self._end_line()
+        self._stream.flush()
+
+    def _end_line(self) -> None:
+        if self._has_line:
+            self._stream.write(_CLEAR_LINE)
+            self._has_line = False
+
+
+def _progress_line(stage: str, done: int, total: int, unit: str, elapsed_s: float) -> str:
+    rate = done / elapsed_s if elapsed_s > 0 else 0.0
+    line = f"{stage}: {_amount(done, unit)}"
+    if total:
+        line += f" of {_amount(total, unit)} ({done / total:.0%})"
+    line += f", {_amount(rate, unit)}/s"
+    if total and rate > 0:
+        line += f", {(total - done) / rate:.0f} s left"
+    return line
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit != "B":
+        return f"{value:.0f} {unit}"
+    for prefix in ("", "k", "M"):
+        if value < 1000:
+            return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"
+        value /= 1000
+    return f"{value:.2f} GB"

@@ -1,0 +1,53 @@
+"""Exit codes of the command line, and which error ends with which."""
+
+import enum
+
+from ninfer.artifact.format import ArtifactError
+from ninfer.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DeviceUnavailable,
+    NinferError,
+    OutOfDeviceMemory,
+    RequestError,
+)
+
+
+class ExitCode(enum.IntEnum):
+    """What a process of ours can end with."""
+
+    DONE = 0  # also when the answer hit a limit
+    FAILED = 1  # failure while running: engine failed, I/O
+    USAGE = 2  # wrong option or combination, unreadable input file
+    ARTIFACT = 3  # artifact or checkpoint invalid, incomplete or of the wrong kind
+    DEVICE = 4  # none found, driver too old, not enough memory
+    REFUSED = 5  # the request itself was refused; the message is the HTTP one
+    INCOMPLETE = 6  # --require-complete, and the finish reason was "length"
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class UsageError(Exception):
+    """The command line is wrong in a way the parser cannot see."""
+
+
+_BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (UsageError, ExitCode.USAGE),
+    (ArtifactError, ExitCode.ARTIFACT),
+    (CheckpointError, ExitCode.ARTIFACT),
+    (ConfigurationError, ExitCode.USAGE),
+    (OutOfDeviceMemory, ExitCode.DEVICE),
+    (DeviceUnavailable, ExitCode.DEVICE),
+    (RequestError, ExitCode.REFUSED),
+    (NinferError, ExitCode.FAILED),
+    (OSError, ExitCode.FAILED),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+
+
+def exit_code_of(error: BaseException) -> ExitCode | None:
+    """Return the exit code of an expected error, None for one that nobody foresaw."""
+    for kind, code in _BY_CLASS:
+        if isinstance(error, kind):
+            return code
+    return None

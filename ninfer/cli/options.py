@@ -1,0 +1,206 @@
+"""Option groups that several commands share, and the values made of them.
+
+Every long option has an environment variable of the same name with the prefix ``NINFER_``; the
+command line wins over it. Ranges are checked where the values are built (`EngineConfig`,
+`SamplingParams`), so that the messages are the ones HTTP gives.
+"""
+
+import argparse
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ninfer.config import EngineConfig, KvDtype, ProposalHead, Purpose, SpeculativeBackend
+from ninfer.generation import SamplingParams
+
+PREFIX = "NINFER_"
+
+
+def integer(text: str) -> int:
+    """Parse a decimal integer; anything else is a usage error."""
+    return int(text, 10)
+
+
+def tokens_or_auto(text: str) -> int | None:
+    """Parse a token count, or ``auto`` as None."""
+    return None if text == "auto" else integer(text)
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> None:
+    """Add the options that `engine_config` reads."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--device", default="auto", metavar="auto|host|N", help="where to run (default: auto)"
+    )
+    group.add_argument(
+        "--max-context",
+        type=integer,
+        default=max_context,
+        metavar="N",
+        help=f"longest sequence in tokens (default: {max_context})",
+    )
+    group.add_argument(
+        "--kv-capacity",
+        type=tokens_or_auto,
+        default=None,
+        metavar="N|auto",
+        help="tokens that the whole KV cache holds (default: auto)",
+    )
+    group.add_argument(
+        "--kv-dtype",
+        choices=[kind.value for kind in KvDtype],
+        default=KvDtype.AUTO.value,
+        help="element type of the KV cache (default: the device's activation type)",
+    )
+    group.add_argument(
+        "--prefill-chunk",
+        type=integer,
+        default=1024,
+        metavar="N",
+        help="tokens of one prefill step, a multiple of 128 (default: 1024)",
+    )
+    group.add_argument(
+        "--spec",
+        choices=[backend.value for backend in SpeculativeBackend],
+        default=SpeculativeBackend.NONE.value,
+        help="speculative decoding (default: none)",
+    )
+    group.add_argument(
+        "--draft-tokens", type=integer, default=0, metavar="N", help="proposals of one round"
+    )
+    group.add_argument(
+        "--draft-head",
+        choices=[head.value for head in ProposalHead],
+        default=ProposalHead.FULL.value,
+        help="output head of the drafter (default: full)",
+    )
+    group.add_argument("--vision", action="store_true", help="load the vision tower")
+    group.add_argument("--no-graphs", action="store_true", help="do not replay recorded rounds")
+    group.add_argument(
+        "--no-prefix-reuse", action="store_true", help="compute every prompt from its start"
+    )
+    group.add_argument("--device-state-slots", type=integer, default=0, metavar="N")
+    group.add_argument("--host-state-slots", type=integer, default=0, metavar="N")
+    group.add_argument("--host-kv-mib", type=integer, default=0, metavar="N")
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `sampling_params` and `thinking_options` read."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-new", type=integer, default=None, metavar="N", help="output tokens")
+    group.add_argument("--temperature", type=float, default=None, metavar="T")
+    group.add_argument("--top-p", type=float, default=None, metavar="P")
+    group.add_argument("--top-k", type=integer, default=None, metavar="K")
+    group.add_argument("--min-p", type=float, default=None, metavar="P")
+    group.add_argument("--presence-penalty", type=float, default=None, metavar="P")
+    group.add_argument("--frequency-penalty", type=float, default=None, metavar="P")
+    group.add_argument("--seed", type=integer, default=None, metavar="N")
+    group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
+    )
+    group.add_argument("--no-thinking", action="store_true", help="answer without thinking first")
+    group.add_argument("--thinking-budget", type=integer, default=None, metavar="N")
+    group.add_argument("--reasoning-effort", default=None, metavar="E")
+    group.add_argument(
+        "--preserve-thinking", action="store_true", help="keep thinking of earlier turns"
+    )
+
+
+def add_console_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `Console` reads."""
+    group = parser.add_argument_group("console")
+    group.add_argument("--no-progress", action="store_true", help="no progress on standard error")
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    colour = group.add_mutually_exclusive_group()
+    colour.add_argument("--color", action="store_true", help="colour even without a terminal")
+    colour.add_argument("--no-color", action="store_true", help="never colour")
+
+
+def engine_config(
+    options: argparse.Namespace,
+    *,
+    purpose: Purpose = Purpose.GENERATION,
+    max_concurrency: int = 1,
+) -> EngineConfig:
+    """Build the start-up configuration.
+
+    Raises:
+        ConfigurationError: an option or a combination is illegal.
+    """
+    return EngineConfig(
+        purpose=purpose,
+        device=options.device,
+        max_concurrency=max_concurrency,
+        max_context=options.max_context,
+        kv_capacity=options.kv_capacity,
+        kv_dtype=KvDtype(options.kv_dtype),
+        prefill_chunk=options.prefill_chunk,
+        speculative=SpeculativeBackend(options.spec),
+        draft_tokens=options.draft_tokens,
+        proposal_head=ProposalHead(options.draft_head),
+        has_vision=options.vision,
+        device_state_slots=options.device_state_slots,
+        host_state_slots=options.host_state_slots,
+        host_kv_bytes=options.host_kv_mib << 20,
+        use_graphs=not options.no_graphs,
+        has_prefix_reuse=not options.no_prefix_reuse,
+    )
+
+
+def sampling_params(options: argparse.Namespace, preset: SamplingParams) -> SamplingParams:
+    """Lay the given options over a preset; without ``--seed`` a fresh one is drawn.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    def chosen(name: str) -> Any:
+        value = getattr(options, name)
+        return getattr(preset, name) if value is None else value
+
+    return SamplingParams(
+        temperature=0.0 if options.greedy else chosen("temperature"),
+        top_p=chosen("top_p"),
+        top_k=chosen("top_k"),
+        min_p=chosen("min_p"),
+        presence_penalty=0.0 if options.greedy else chosen("presence_penalty"),
+        frequency_penalty=0.0 if options.greedy else chosen("frequency_penalty"),
+        seed=secrets.randbits(63) if options.seed is None else options.seed,
+    )
+
+
+def apply_environment(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Make ``NINFER_<LONG_OPTION>`` the default of every long option of ``parser``.
+
+    A variable that does not parse ends the program like a wrong option would.
+    """
+    for action in parser._actions:
+        for option in action.option_strings:
+            name = PREFIX + option.removeprefix("--").replace("-", "_").upper()
+            if option.startswith("--") and name in environment:
+                action.default = _parsed(parser, action, name, environment[name])
+                action.required = False
+
+
+def _parsed(
+    parser: argparse.ArgumentParser, action: argparse.Action, name: str, text: str
+) -> object:
+    if action.nargs == 0:
+        if text not in ("0", "1"):
+            parser.error(f"{name}: expected 0 or 1, not {text!r}")
+        return text == "1"
+    convert: Callable[[str], object] = action.type if callable(action.type) else str
+    try:
+        value = convert(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        parser.error(f"{name}: invalid value {text!r}")
+    if action.choices is not None and value not in action.choices:
+        parser.error(f"{name}: invalid choice {text!r}")
+    return [value] if isinstance(action.default, list) else value
