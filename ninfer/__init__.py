@@ -1,5 +1,8 @@
-"""ninfer: an inference engine for the Qwen3.5/3.6/3.8 hybrid models on one device."""
+"""ninfer: an inference engine for the Qwen3.5/3.6/3.8 hybrid models on one device.
 
-__version__ = "0.1.0"
+The library entry is `ninfer.runtime.Engine`.
+"""
+
+from ninfer.version import __version__
 
 __all__ = ["__version__"]

@@ -1,8 +1,8 @@
 """Values that cross layers: what a request is made of and what comes back.
 
 Plain frozen values, no device; their only behaviour is to refuse what is out of range.
-`OutputSession` is declared here because the engine has to ask the frontend, which is above it, for a
-preview of each row; the frontend implements it and hands an instance in with the request.
+`OutputSession` is declared here because the engine has to ask the frontend, which is above it, for
+a preview of each row; the frontend implements it and hands an instance in with the request.
 """
 
 import enum

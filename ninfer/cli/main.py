@@ -1,0 +1,188 @@
+"""Arguments, dispatch and exit codes of the command line.
+
+Each command is a module with ``add_arguments(parser)`` and ``run(options, console) -> ExitCode``.
+This file knows how a process of ours starts and ends and nothing about what the commands do.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from ninfer.cli import bench, chat, convert, generate, inspect, score, tokenize
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode, exit_code_of
+from ninfer.cli.options import add_console_options, apply_environment
+from ninfer.errors import NinferError
+from ninfer.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand."""
+
+    name: str
+    summary: str
+    example: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console], ExitCode]
+
+
+COMMANDS = (
+    Command(
+        "generate",
+        "answer one request",
+        'ninfer generate model.ninfer --prompt "Why is the sky blue?"',
+        generate.add_arguments,
+        generate.run,
+    ),
+    Command("chat", "talk", "ninfer chat model.ninfer", chat.add_arguments, chat.run),
+    Command(
+        "inspect",
+        "show what an artifact holds; opens no device",
+        "ninfer inspect model.ninfer --tensors",
+        inspect.add_arguments,
+        inspect.run,
+    ),
+    Command(
+        "convert",
+        "turn a safetensors checkpoint into an artifact",
+        "ninfer convert Qwen3.5-0.8B qwen3.5-0.8b.ninfer",
+        convert.add_arguments,
+        convert.run,
+    ),
+    Command(
+        "bench",
+        "measure prefill and decode",
+        "ninfer bench model.ninfer --concurrency 1,2,4,8",
+        bench.add_arguments,
+        bench.run,
+    ),
+    Command(
+        "score",
+        "log-probabilities of a text",
+        "ninfer score model.ninfer --file text.txt",
+        score.add_arguments,
+        score.run,
+    ),
+    Command(
+        "tokenize",
+        "token ids of a text or a conversation; opens no device",
+        'ninfer tokenize model.ninfer --text "Hello"',
+        tokenize.add_arguments,
+        tokenize.run,
+    ),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="ninfer",
+        description="Serve the Qwen3.5, Qwen3.6 and Qwen3.8 hybrid models on one device.",
+        epilog="example: ninfer COMMAND --help",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show versions and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        child = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.summary[0].upper() + command.summary[1:] + ".",
+            epilog=f"example: {command.example}",
+            allow_abbrev=False,
+        )
+        command.add_arguments(child)
+        add_console_options(child)
+        child.set_defaults(implementation=command)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """Run the command line and return what the process should end with.
+
+    Raises:
+        SystemExit: help, version or a wrong option, as argparse does it.
+    """
+    parser = build_parser()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                apply_environment(child)
+    options = parser.parse_args(arguments)
+    console = Console(options)
+    command: Command = options.implementation
+    try:
+        return command.run(options, console)
+    except BrokenPipeError:
+        _silence_standard_output()
+        return ExitCode.DONE
+    except BaseException as error:  # noqa: BLE001 - process boundary: all becomes an exit code
+        return _report(error, options, console)
+    finally:
+        console.close()
+
+
+def entry() -> NoReturn:
+    """Console script: run, then leave with the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    code = main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_standard_output()
+    sys.exit(int(code))
+
+
+def _report(error: BaseException, options: argparse.Namespace, console: Console) -> ExitCode:
+    """Say what ended the command. An error nobody foresaw keeps its traceback."""
+    if isinstance(error, _Terminated):
+        return ExitCode.TERMINATED
+    code = exit_code_of(error)
+    if code is None or options.debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if code is ExitCode.INTERRUPTED:
+        return code
+    console.note(f"error: {error}" if code is not None else "error: unexpected; please report it")
+    if getattr(options, "format", None) == "json" and isinstance(error, NinferError):
+        document = {"code": error.code, "message": str(error), "object": None}
+        print(json.dumps({"error": document | {"object": getattr(error, "object", None)}}))
+    return ExitCode.FAILED if code is None else code
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
+def _silence_standard_output() -> None:
+    """Keep the interpreter from complaining about a closed pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Version(argparse.Action):
+    """Print versions, one a line."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        print(f"ninfer {__version__}")
+        print(f"Python {platform.python_version()}")
+        print("driver: none (this build has no CUDA device)")
+        print(f"device: host, {platform.machine()}, {os.cpu_count()} processors")
+        parser.exit()

@@ -1,0 +1,111 @@
+"""Write the generated pages of the documentation, or check that they are up to date.
+
+    python -m tools.docs            write
+    python -m tools.docs --check    exit 1 and name the pages that differ
+
+A page is generated whole: ``docs/cli.md`` from the help texts of the command line and
+``docs/environment.md`` from its long options.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ninfer.cli.main import COMMANDS, build_parser
+from ninfer.cli.options import PREFIX
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WIDTH = "96"
+
+CLI_HEAD = """# Command line
+
+`python -m ninfer COMMAND ...` and the console script `ninfer` are the same program. The answer
+goes to standard output, everything else to standard error. This page is generated from the help
+texts.
+
+| exit code | meaning |
+|---|---|
+| 0 | done, also when the answer hit a limit |
+| 1 | failure while running: engine failed, I/O |
+| 2 | wrong option or combination, unreadable input file |
+| 3 | artifact or checkpoint invalid, incomplete or of the wrong kind |
+| 4 | device: none found, or not enough memory |
+| 5 | the request itself was refused |
+| 6 | `--require-complete`, and the answer hit a limit |
+| 130, 143 | ended by SIGINT, SIGTERM |
+"""
+
+ENVIRONMENT_HEAD = """# Environment
+
+Every long option of the command line has a variable that gives its default; the command line wins.
+A value that does not parse is an error. Flags take `0` or `1`. This page is generated from the
+options.
+
+`NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in `__pycache__`
+folders beside the kernels or, where those cannot be written, in the user's cache folder. Deleting
+the cache is always safe. `NO_COLOR` and `TERM=dumb` switch colour and rewritten lines off.
+
+| variable | option | commands |
+|---|---|---|
+"""
+
+
+def children() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command."""
+    for action in build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise LookupError("the command line has no commands")
+
+
+def cli_page() -> str:
+    """Return docs/cli.md."""
+    parts = [CLI_HEAD, "\n```text\n", build_parser().format_help(), "```\n"]
+    parsers = children()
+    for command in COMMANDS:
+        text = parsers[command.name].format_help()
+        parts += [f"\n## {command.name}\n\n```text\n", text, "```\n"]
+    return "".join(parts)
+
+
+def environment_page() -> str:
+    """Return docs/environment.md."""
+    users: dict[str, list[str]] = {}
+    for name, parser in children().items():
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and option != "--help":
+                    users.setdefault(option, []).append(name)
+    rows = [
+        f"| `{PREFIX}{option.removeprefix('--').replace('-', '_').upper()}` | `{option}` | "
+        f"{', '.join(commands)} |\n"
+        for option, commands in sorted(users.items())
+    ]
+    return ENVIRONMENT_HEAD + "".join(rows)
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "environment.md": environment_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check every page and return the exit code."""
+    os.environ["COLUMNS"] = WIDTH
+    stale = []
+    for name, build in PAGES.items():
+        path, text = DOCS / name, build()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in arguments:
+            stale.append(name)
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote docs/{name}")
+    for name in stale:
+        print(f"docs/{name} is out of date: run python -m tools.docs", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
