@@ -1,0 +1,85 @@
+import argparse
+import io
+
+import pytest
+
+from ninfer.cli.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def options(**changes: bool) -> argparse.Namespace:
+    return argparse.Namespace(
+        **{"color": False, "no_color": False, "no_progress": False, "debug": False} | changes
+    )
+
+
+def test_progress_away_from_a_terminal_is_one_plain_line_in_ten_seconds() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    console = Console(options(), stream=stream, environment={}, clock=clock)
+
+    for second in range(25):
+        clock.now = float(second)
+        console.progress("loading", second * 10**6, 10**8)
+
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "loading: 10.0 MB of 100.0 MB (10%), 1.0 MB/s, 90 s left",
+        "loading: 20.0 MB of 100.0 MB (20%), 1.0 MB/s, 80 s left",
+    ]
+
+
+def test_progress_on_a_terminal_rewrites_its_line() -> None:
+    stream, clock = Terminal(), ManualClock()
+    console = Console(options(), stream=stream, environment={}, clock=clock)
+
+    for second in range(3):
+        clock.now = float(second)
+        console.progress("loading", second, 2, unit="tokens")
+    console.close()
+
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_environment_turns_escapes_off_on_a_terminal(environment: dict[str, str]) -> None:
+    stream = Terminal()
+    console = Console(options(), stream=stream, environment=environment)
+
+    console.thinking("hm")
+    console.close()
+
+    assert stream.getvalue() == "hm"
+
+
+def test_color_option_wins_over_the_environment() -> None:
+    stream = io.StringIO()
+    console = Console(options(color=True), stream=stream, environment={"NO_COLOR": "1"})
+
+    console.thinking("hm")
+
+    assert stream.getvalue() == "\x1b[2mhm\x1b[0m"
+
+
+def test_no_progress_option_silences_progress_only() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    console = Console(options(no_progress=True), stream=stream, environment={}, clock=clock)
+
+    for second in range(0, 100, 20):
+        clock.now = float(second)
+        console.progress("loading", second, 100)
+    console.note("done")
+
+    assert stream.getvalue() == "done\n"
