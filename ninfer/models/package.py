@@ -7,6 +7,12 @@ that schedules, kernels and inventories are specialised on (model contract, sect
 import enum
 from dataclasses import dataclass
 
+from ninfer.tensor import TensorFormat
+
+GROUPWISE_INT = "groupwise-int"
+BF16_WEIGHTS = "bf16"
+WEIGHTS_IDS = frozenset({GROUPWISE_INT, BF16_WEIGHTS})
+
 
 class LayerKind(enum.Enum):
     """The two mixers of the hybrid."""
@@ -164,6 +170,9 @@ class ModelPackage:
         geometry: fixed dimensions, or None when the artifact's ``model/config.json`` gives them.
         weights_ids: storage profiles the package can run.
         is_test_model: needs only the four text resources.
+        signature: (hidden, layers) by which a checkpoint without fixed geometry is recognised.
+        vocabulary_format: groupwise format of embedding and head, where the family's differs.
+        precise_down_layers: layers whose groupwise routed down projection is Q6 instead of Q5.
     """
 
     model_id: str
@@ -171,3 +180,6 @@ class ModelPackage:
     geometry: Geometry | None
     weights_ids: frozenset[str]
     is_test_model: bool = False
+    signature: tuple[int, int] | None = None
+    vocabulary_format: TensorFormat | None = None
+    precise_down_layers: frozenset[int] = frozenset()
