@@ -1,0 +1,144 @@
+"""Contract of linear products: activation columns times stored weight rows.
+
+    out[t, first_column + n] = sum over k of weight[n, k] * x[t, k]
+
+Weights stay in their stored format (BF16, Q4, Q5, Q6, W8); values are f32(scale) * f32(code) and
+sums are binary32. The order of a sum depends on (format, N, K) only: a column does not change with
+the number of other columns, nor a row with the view it is computed through. What a linear input or
+a resident matrix looks like in memory is the kernel table's business.
+"""
+
+from ninfer.errors import ShapeError
+from ninfer.ops.checks import expect, require
+from ninfer.ops.context import OpContext
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+
+WEIGHT_FORMATS = (
+    TensorFormat.BF16,
+    TensorFormat.Q4,
+    TensorFormat.Q5,
+    TensorFormat.Q6,
+    TensorFormat.W8,
+)
+
+
+def input_bytes(ctx: OpContext, num_columns: int, width: int) -> int:
+    """Return the storage of a linear input of ``num_columns`` columns, in bytes."""
+    return int(ctx.kernels.linear.input_bytes(num_columns, width))
+
+
+def resident_bytes(ctx: OpContext, format: TensorFormat, num_rows: int, num_columns: int) -> int:
+    """Return the device bytes of a whole matrix ``[num_rows, num_columns]``.
+
+    Raises:
+        ShapeError: linear kernels do not read the format.
+    """
+    _expect_format(format)
+    return int(ctx.kernels.linear.resident_bytes(format, num_rows, num_columns))
+
+
+def make_resident(ctx: OpContext, encoded: Tensor, matrix: Matrix) -> None:
+    """Bring a whole matrix from its file encoding into the device's residency.
+
+    Args:
+        ctx: where to run.
+        encoded: flat U8 on the device, the payload as stored in the artifact.
+        matrix: all rows of a parent; its storage is written.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    require(
+        matrix.first_row == 0 and matrix.num_rows == matrix.parent_rows,
+        f"matrix: rows [{matrix.first_row}, +{matrix.num_rows}) of {matrix.parent_rows}, not all",
+    )
+    expect_weight(ctx, "matrix", matrix, matrix.num_columns)
+    expect("encoded", encoded, (encoded.size,), DType.U8)
+    ctx.kernels.linear.make_resident(ctx.stream, encoded, matrix)
+
+
+def pack(ctx: OpContext, x: Tensor, out: LinearInput) -> None:
+    """Turn plain columns into a linear input.
+
+    Args:
+        ctx: where to run.
+        x: [T, K] activation type or F32.
+        out: T columns of K features, written.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    expect("x", x, (out.num_columns, out.width), ctx.device.activation_dtype, DType.F32)
+    expect_storage(ctx, "out", out)
+    ctx.kernels.linear.pack(ctx.stream, x, out)
+
+
+def project(
+    ctx: OpContext, x: LinearInput, weight: Matrix, out: Tensor, first_column: int = 0
+) -> None:
+    """Multiply T columns with N weight rows into a column range of ``out``.
+
+    Args:
+        ctx: where to run.
+        x: T columns of K features.
+        weight: [N, K].
+        out: [T, W] activation type or F32; columns ``[first_column, first_column + N)`` written.
+        first_column: where the first row's products go.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    expect_storage(ctx, "x", x)
+    expect_weight(ctx, "weight", weight, x.width)
+    require(len(out.shape) == 2, f"out: shape {out.shape}, expected two axes")
+    width = out.shape[1]
+    expect("out", out, (x.num_columns, width), ctx.device.activation_dtype, DType.F32)
+    require(
+        0 <= first_column <= width - weight.num_rows,
+        f"out: {weight.num_rows} rows at column {first_column} of {width}",
+    )
+    ctx.kernels.linear.project(ctx.stream, x, weight, out, first_column)
+
+
+def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor) -> None:
+    """Add the products of T columns with N weight rows to the residual stream.
+
+    Args:
+        ctx: where to run.
+        x: T columns of K features.
+        weight: [N, K].
+        residual: [T, N] activation type; each element is read, added to once, and written.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    expect_storage(ctx, "x", x)
+    expect_weight(ctx, "weight", weight, x.width)
+    shape = (x.num_columns, weight.num_rows)
+    expect("residual", residual, shape, ctx.device.activation_dtype)
+    ctx.kernels.linear.project_add(ctx.stream, x, weight, residual)
+
+
+def expect_storage(ctx: OpContext, name: str, block: LinearInput) -> None:
+    """Require a linear input whose storage has the size its device asks for.
+
+    Raises:
+        ShapeError: it has not.
+    """
+    expect(name, block.storage, (input_bytes(ctx, block.num_columns, block.width),), DType.U8)
+
+
+def expect_weight(ctx: OpContext, name: str, weight: Matrix, width: int) -> None:
+    """Require a matrix of ``width`` columns in a linear format, with storage of the right size.
+
+    Raises:
+        ShapeError: it is another matrix.
+    """
+    require(weight.num_columns == width, f"{name}: {weight.num_columns} columns, expected {width}")
+    nbytes = resident_bytes(ctx, weight.format, weight.parent_rows, weight.num_columns)
+    expect(name, weight.storage, (nbytes,), DType.U8)
+
+
+def _expect_format(format: TensorFormat) -> None:
+    if format not in WEIGHT_FORMATS:
+        raise ShapeError(f"{format.name} is not a linear weight format")
