@@ -269,13 +269,17 @@ class KvPool:
         Raises:
             IllegalMove: it moves backwards or beyond what is mapped.
         """
+        self.check_frontier(handle, frontier)
+        self._active(handle).frontier = frontier
+
+    def check_frontier(self, handle: KvHandle, frontier: int) -> None:
+        """Raise what `advance` would raise, and change nothing."""
         found = self._active(handle)
         if not found.frontier <= frontier <= len(found.pages) * PAGE_TOKENS:
             raise IllegalMove(
                 f"frontier {found.frontier} cannot become {frontier} "
                 f"with {len(found.pages)} mapped pages"
             )
-        found.frontier = frontier
 
     def rollback(self, handle: KvHandle) -> None:
         """Unmap what lies wholly behind the frontier; the promise stays as it is."""

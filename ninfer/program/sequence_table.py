@@ -197,7 +197,8 @@ class SequenceTable:
         """Add a sequence whose resources are complete.
 
         Args:
-            prompt, sampling: of the request.
+            prompt: of the request.
+            sampling: of the request.
             token_limit: tokens the ledger can ever have.
             owned: what the sequence owns in the stores.
             source: the checkpoint's identity it starts from; None from the root.

@@ -179,9 +179,13 @@ class StateStore:
     def set_pending_fold(self, handle: StateHandle, num_columns: int) -> None:
         """Say how many recorded columns of an active image are committed but not folded."""
         self.writable(handle)
+        self.check_fold(num_columns)
+        self._slots[handle.slot].pending_fold = num_columns
+
+    def check_fold(self, num_columns: int) -> None:
+        """Raise `IllegalMove` when an image cannot record that many columns."""
         if not 0 <= num_columns <= self._max_fold:
             raise IllegalMove(f"{num_columns} columns cannot be pending, at most {self._max_fold}")
-        self._slots[handle.slot].pending_fold = num_columns
 
     def snapshot(self, handle: StateHandle) -> SlotCopy:
         """Hold an active image in scratch until `restore` or `discard`.
