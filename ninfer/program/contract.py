@@ -93,7 +93,7 @@ class Demand:
     Attributes:
         prompt: the request's prompt.
         sampling: sampler settings of the sequence.
-        max_new_tokens: output budget, at least 1.
+        max_new_tokens: output budget; 0 only processes the prompt and never decodes.
     """
 
     prompt: PreparedPrompt
