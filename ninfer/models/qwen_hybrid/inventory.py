@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ninfer.artifact.format import Layout, layout_of
 from ninfer.models.package import (
     DenseGeometry,
     DraftGeometry,
@@ -34,11 +35,6 @@ MEDIA_RESOURCES: Final = (
     "frontend/video_preprocessor_config.json",
 )
 SHORTLIST_ROWS: Final = 131072
-
-_CONTIGUOUS: Final = "contiguous-le-v1"
-_ROW_SPLIT: Final = "row-split-k128-v1"
-_RAW: Final = "raw-bytes-v1"
-_DIRECT_FORMATS: Final = frozenset({TensorFormat.BF16, TensorFormat.FP32, TensorFormat.I32})
 
 # Rank 2, but read element by element.
 _PLAIN_TABLES: Final = frozenset(
@@ -72,7 +68,6 @@ class ExpectedObject:
         name: its name in the directory.
         shape: extents; empty for a resource.
         format: stored format; None for a resource.
-        layout: layout name, or a resource's encoding.
         group: what it is for.
         is_optional: may be absent although its group is present.
     """
@@ -80,9 +75,13 @@ class ExpectedObject:
     name: str
     shape: Shape
     format: TensorFormat | None
-    layout: str
     group: ObjectGroup
     is_optional: bool = False
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of a tensor; None for a resource."""
+        return None if self.format is None else layout_of(self.format)
 
     @property
     def is_matrix(self) -> bool:
@@ -133,22 +132,21 @@ def _draft_group(draft: DraftGeometry | None) -> ObjectGroup | None:
 
 
 def _tensor(name: str, shape: Shape, stored: TensorFormat = _BF16) -> ExpectedObject:
-    layout = _CONTIGUOUS if stored in _DIRECT_FORMATS else _ROW_SPLIT
-    return ExpectedObject(name, shape, stored, layout, group_of(name))
+    return ExpectedObject(name, shape, stored, group_of(name))
 
 
 def _resources(package: ModelPackage, draft_group: ObjectGroup | None) -> Iterator[ExpectedObject]:
     is_fixed = package.geometry is not None
     resource = ObjectGroup.RESOURCE
-    yield ExpectedObject(MODEL_CONFIG, (), None, _RAW, resource, is_optional=is_fixed)
+    yield ExpectedObject(MODEL_CONFIG, (), None, resource, is_optional=is_fixed)
     if draft_group is not None and not is_fixed:
         # Belongs to the companion: without it the companion's shapes are unknown.
-        yield ExpectedObject(DRAFT_CONFIG, (), None, _RAW, draft_group)
+        yield ExpectedObject(DRAFT_CONFIG, (), None, draft_group)
     for name in TEXT_RESOURCES:
-        yield ExpectedObject(name, (), None, _RAW, resource)
+        yield ExpectedObject(name, (), None, resource)
     for name in MEDIA_RESOURCES:
         is_optional = package.is_test_model
-        yield ExpectedObject(name, (), None, _RAW, resource, is_optional=is_optional)
+        yield ExpectedObject(name, (), None, resource, is_optional=is_optional)
 
 
 def _text(geometry: Geometry, profile: StorageProfile) -> Iterator[ExpectedObject]:

@@ -45,7 +45,7 @@ def recognise(config: Mapping[str, object]) -> ModelPackage:
             )
 
 
-def check_fixed_geometry(package: ModelPackage, found: Geometry) -> None:
+def check_package(package: ModelPackage, found: Geometry) -> None:
     """Compare a checkpoint's geometry with the facts of its package.
 
     Companions may be absent from the checkpoint; those present must agree.
