@@ -166,17 +166,12 @@ class PhysicalStores:
         Raises:
             IllegalMove: the prompt before its anchor has fewer tokens left.
         """
-        record = self.sequences.get(handle)
-        end = self.kv.frontier(record.kv) + num_tokens
-        if record.phase is not SequencePhase.PREFILL or num_tokens < 1 or end >= len(record.ledger):
-            raise IllegalMove(f"a sequence in {record.phase.name} cannot prefill up to {end}")
-        self.kv.grow(record.kv, end)
+        self.kv.grow(self.sequences.get(handle).kv, self._chunk_end(handle, num_tokens))
 
     def commit_prefill(self, handle: SequenceHandle, num_tokens: int) -> PrefillStep:
         """Declare the chunk valid; the prefill path leaves nothing unfolded."""
-        self.begin_prefill(handle, num_tokens)
+        end = self._chunk_end(handle, num_tokens)
         record = self.sequences.get(handle)
-        end = self.kv.frontier(record.kv) + num_tokens
         self.kv.advance(record.kv, end)
         self.state.set_pending_fold(record.state, 0)
         self.sequences.processed(handle, end)
@@ -263,3 +258,12 @@ class PhysicalStores:
         self.checkpoints.remove(handle)
         self.kv.release(record.kv)
         self.state.release(record.state)
+
+    def _chunk_end(self, handle: SequenceHandle, num_tokens: int) -> int:
+        """Frontier behind a prefill chunk, which must lie in the prompt before its anchor."""
+        record = self.sequences.get(handle)
+        end = self.kv.frontier(record.kv) + num_tokens
+        is_legal = record.phase is SequencePhase.PREFILL and num_tokens > 0
+        if not is_legal or end >= len(record.ledger):
+            raise IllegalMove(f"a sequence in {record.phase.name} cannot prefill up to {end}")
+        return end
