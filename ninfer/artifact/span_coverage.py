@@ -1,6 +1,7 @@
 """Which bytes of a range have been written: disjoint spans, merged where they touch.
 
-Row blocks arrive in order, so a matrix of three planes keeps three spans however many blocks it has.
+Row blocks arrive in order, so a matrix of three planes keeps three spans however
+many blocks it has.
 """
 
 import bisect

@@ -8,7 +8,6 @@ artifact page, sections 2, 3 and 7.
 
 import contextlib
 import enum
-import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -20,24 +19,16 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.artifact.directory import PlacementCheck, check_tensor, quote
+from ninfer.artifact.directory import quote
 from ninfer.artifact.format import (
-    MAGIC,
-    MAX_DIRECTORY_BYTES,
-    PAYLOAD_ALIGNMENT,
-    PREFIX_BYTES,
-    RAW_BYTES,
     RESOURCE_ALIGNMENT,
     TENSOR_ALIGNMENT,
-    WRITTEN_VERSION,
-    ArtifactCode,
-    ArtifactError,
     ObjectDescriptor,
     ResourceDescriptor,
     TensorDescriptor,
-    is_text,
     layout_of,
 )
+from ninfer.artifact.header import encode_header
 from ninfer.artifact.span_coverage import SpanCoverage
 from ninfer.errors import IllegalMove, InvariantError
 from ninfer.tensor import Shape, TensorFormat
@@ -70,19 +61,9 @@ def plan_layout(objects: Iterable[TensorSpec | ResourceSpec]) -> tuple[ObjectDes
     planned: list[ObjectDescriptor] = []
     cursor = 0
     for spec in objects:
-        descriptor: ObjectDescriptor
-        match spec:
-            case TensorSpec(name, shape, format):
-                offset = align_up(cursor, TENSOR_ALIGNMENT)
-                nbytes = encoded_bytes(format, shape)
-                descriptor = TensorDescriptor(
-                    name, shape, format, layout_of(format), offset, nbytes
-                )
-            case ResourceSpec(name, nbytes):
-                offset = align_up(cursor, RESOURCE_ALIGNMENT)
-                descriptor = ResourceDescriptor(name, offset, nbytes)
+        descriptor = _place(spec, cursor)
         planned.append(descriptor)
-        cursor = offset + nbytes
+        cursor = descriptor.offset + descriptor.nbytes
     return tuple(planned)
 
 
@@ -181,7 +162,7 @@ class ArtifactWriter:
         if descriptor is None:
             raise InvariantError(f"object {quote(name)} was not planned")
         if isinstance(data, np.ndarray):
-            data = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         nbytes = memoryview(data).nbytes
         if offset < 0 or offset + nbytes > descriptor.nbytes:
             raise InvariantError(
@@ -192,7 +173,8 @@ class ArtifactWriter:
             raise InvariantError(
                 f"object {quote(name)}: bytes of [{offset}, {offset + nbytes}) come twice"
             )
-        self._pwrite(data, self._payload_start + descriptor.offset + offset)
+        if nbytes:  # a view of no bytes cannot be cast
+            self._pwrite(data, self._payload_start + descriptor.offset + offset)
 
     def write_rows(self, name: str, first_row: int, planes: Planes) -> None:
         """Write the planes of consecutive rows of a grouped matrix.
@@ -283,71 +265,18 @@ class ArtifactWriter:
             rest, position = rest[count:], position + count
 
 
-def encode_header(model_id: str, weights_id: str, objects: Sequence[ObjectDescriptor]) -> bytes:
-    """Return everything before the payload: prefix, directory and padding.
-
-    Raises:
-        ArtifactError: a reader would refuse it.
-    """
-    _check_plan(model_id, weights_id, objects)
-    root = {
-        "identity": {"model_id": model_id, "weights_id": weights_id},
-        "objects": [_members(descriptor) for descriptor in objects],
-    }
-    text = json.dumps(root, ensure_ascii=False, separators=(",", ":")).encode()
-    if len(text) > MAX_DIRECTORY_BYTES:
-        raise ArtifactError(
-            f"the directory needs {len(text)} bytes; at most {MAX_DIRECTORY_BYTES} are read",
-            code=ArtifactCode.JSON_LENGTH,
-        )
-    header = MAGIC + bytes([WRITTEN_VERSION]) + len(text).to_bytes(8, "little") + text
-    return header.ljust(align_up(PREFIX_BYTES + len(text), PAYLOAD_ALIGNMENT), b"\0")
-
-
-def _check_plan(model_id: str, weights_id: str, objects: Sequence[ObjectDescriptor]) -> None:
-    """Apply the reader's rules to a directory that is still in memory."""
-    for value, code in ((model_id, ArtifactCode.MODEL_ID), (weights_id, ArtifactCode.WEIGHTS_ID)):
-        if not is_text(value):
-            raise ArtifactError(f"{code.value} is not a nonempty string", code=code)
-    if not objects:
-        raise ArtifactError("there is nothing to write", code=ArtifactCode.OBJECTS)
-    placement = PlacementCheck(None)
-    for descriptor in objects:
-        if not is_text(descriptor.name):
-            raise ArtifactError(
-                f"{quote(descriptor.name)} cannot be a name", code=ArtifactCode.VALUE_TYPE
-            )
-        if descriptor.offset < 0 or descriptor.nbytes < 1:
-            raise ArtifactError(
-                f"object {quote(descriptor.name)} has offset {descriptor.offset} and "
-                f"{descriptor.nbytes} bytes",
-                code=ArtifactCode.VALUE_RANGE,
-                object=descriptor.name,
-            )
-        if isinstance(descriptor, TensorDescriptor):
-            check_tensor(descriptor.name, descriptor)
-        placement.add(descriptor)
-
-
-def _members(descriptor: ObjectDescriptor) -> dict[str, object]:
-    """Return the JSON members of an object in writing order."""
-    if isinstance(descriptor, ResourceDescriptor):
-        return {
-            "name": descriptor.name,
-            "kind": "resource",
-            "encoding": RAW_BYTES,
-            "offset": descriptor.offset,
-            "bytes": descriptor.nbytes,
-        }
-    return {
-        "name": descriptor.name,
-        "kind": "tensor",
-        "shape": list(descriptor.shape),
-        "format": descriptor.format.value,
-        "layout": descriptor.layout.value,
-        "offset": descriptor.offset,
-        "bytes": descriptor.nbytes,
-    }
+def _place(spec: TensorSpec | ResourceSpec, cursor: int) -> ObjectDescriptor:
+    """Place one object at or after ``cursor``."""
+    if isinstance(spec, ResourceSpec):
+        return ResourceDescriptor(spec.name, align_up(cursor, RESOURCE_ALIGNMENT), spec.nbytes)
+    return TensorDescriptor(
+        spec.name,
+        spec.shape,
+        spec.format,
+        layout_of(spec.format),
+        align_up(cursor, TENSOR_ALIGNMENT),
+        encoded_bytes(spec.format, spec.shape),
+    )
 
 
 def _sync_folder(folder: Path) -> None:
