@@ -25,7 +25,7 @@ from ninfer.artifact.format import (
 )
 from ninfer.artifact.strict_json import JsonObject, JsonValue, parse_json
 from ninfer.tensor import TensorFormat
-from ninfer.tensor_formats import encoded_bytes
+from ninfer.tensor_formats import RowSplitGeometry
 
 _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "tensor": ("name", "kind", "shape", "format", "layout", "offset", "bytes"),
@@ -137,13 +137,11 @@ def check_tensor(name: str, descriptor: TensorDescriptor) -> None:
             name,
             f"has rank {len(shape)}; {layout.value} takes {needed}",
         )
-    needed_bytes = encoded_bytes(format, shape)
-    if needed_bytes > MAX_U64:
-        raise _fault(
-            ArtifactCode.INTEGER_OVERFLOW,
-            name,
-            f"layout needs {needed_bytes} bytes, beyond 64 bits",
-        )
+    geometry = descriptor.geometry
+    needed_bytes = geometry.payload_bytes
+    padded = geometry.padded_columns if isinstance(geometry, RowSplitGeometry) else 0
+    if max(needed_bytes, padded) > MAX_U64:
+        raise _fault(ArtifactCode.INTEGER_OVERFLOW, name, f"layout of {list(shape)} leaves 64 bits")
     if needed_bytes != descriptor.nbytes:
         raise _fault(
             ArtifactCode.SIZE_MISMATCH,
