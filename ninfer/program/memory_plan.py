@@ -21,7 +21,26 @@ from ninfer.tensor import DType, Shape, Tensor
 
 PlaneShapes = Sequence[tuple[Shape, DType]]
 
+STATE: Final = "state"
+KV: Final = "kv"
+WORKSPACE: Final = "workspace"
+
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArena:
+    """One allocation.
+
+    Attributes:
+        name: unique in the plan.
+        nbytes: size.
+        note: what decides the size, for the account.
+    """
+
+    name: str
+    nbytes: int
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +48,23 @@ class MemoryDemand:
     """Sizes that follow from model and configuration.
 
     Attributes:
-        weights_bytes: the weight arena, resident when ``free_bytes`` was measured.
+        weights_bytes: the weight arena, resident when ``free_bytes`` is measured.
         num_state_slots: StateImages of the vector, scratch not counted.
         state_planes: planes of a number of StateImages.
         kv_planes: planes of a number of main page groups.
-        round_bytes: block tables, inputs and outputs of units, on the device.
         workspace: placed regions.
-        pinned_bytes: host memory that the device copies from and to.
+        fixed: every other device arena: inputs and outputs of units with their block tables, the
+            staging of a purpose.
+        pinned: host arenas that the device copies from and to.
     """
 
     weights_bytes: int
     num_state_slots: int
     state_planes: Callable[[int], PlaneShapes]
     kv_planes: Callable[[int], PlaneShapes]
-    round_bytes: int
     workspace: WorkspaceLayout
-    pinned_bytes: int
+    fixed: tuple[PlannedArena, ...] = ()
+    pinned: tuple[PlannedArena, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +72,23 @@ class MemoryPlan:
     """Sizes of all arenas, and how they came about.
 
     Attributes:
-        weights_bytes, state_bytes, kv_bytes, round_bytes, workspace_bytes: device arenas.
-        pinned_bytes: host arena, not part of the device's account.
+        weights_bytes: resident before the plan was made.
+        arenas: device arenas still to allocate: ``state``, ``kv``, ``workspace`` and the fixed
+            ones.
+        pinned: host arenas, not part of the device's account.
         free_bytes: device memory that was free once the weights were resident.
-        num_state_slots: StateImages of the vector; the state arena has one more, for scratch.
         num_main_pages: page groups of the main pool.
         table_width: L, most pages of one sequence.
-        state_slot_bytes, page_bytes: one StateImage and one page group, as they are copied.
+        state_slot_bytes: one StateImage, as it is copied.
+        page_bytes: one main page group, as it is copied.
         is_automatic: whether the page groups were solved from ``free_bytes``.
         workspace: where its regions lie.
     """
 
     weights_bytes: int
-    state_bytes: int
-    kv_bytes: int
-    round_bytes: int
-    workspace_bytes: int
-    pinned_bytes: int
+    arenas: tuple[PlannedArena, ...]
+    pinned: tuple[PlannedArena, ...]
     free_bytes: int
-    num_state_slots: int
     num_main_pages: int
     table_width: int
     state_slot_bytes: int
@@ -81,43 +99,47 @@ class MemoryPlan:
     @property
     def planned_bytes(self) -> int:
         """Device bytes still to allocate once the weights are resident."""
-        return self.state_bytes + self.kv_bytes + self.round_bytes + self.workspace_bytes
+        return sum(arena.nbytes for arena in self.arenas)
 
     @property
     def left_bytes(self) -> int:
-        """Device bytes that stay free."""
+        """Device bytes that stay free; negative when the plan does not fit."""
         return self.free_bytes - self.planned_bytes
 
+    def nbytes(self, name: str) -> int:
+        """Size of a device arena.
+
+        Raises:
+            InvariantError: there is no such arena.
+        """
+        for arena in self.arenas:
+            if arena.name == name:
+                return arena.nbytes
+        raise InvariantError(f"no arena {name!r} was planned")
+
     def account(self) -> str:
-        """A table for people: bytes of every arena and region."""
-        kv_source = "automatic" if self.is_automatic else "explicit"
-        rows = [
-            ("weights", self.weights_bytes, ""),
-            (
-                "state",
-                self.state_bytes,
-                f"{self.num_state_slots} slots + 1 scratch, {size(self.state_slot_bytes)} each",
-            ),
-            (
-                "kv",
-                self.kv_bytes,
-                f"{self.num_main_pages} pages of {PAGE_TOKENS} tokens, "
-                f"{size(self.page_bytes)} each, {kv_source}",
-            ),
-            ("round", self.round_bytes, "block tables, inputs, logits"),
-            ("workspace", self.workspace_bytes, "regions below, sharing bytes"),
-            *(
-                (f"  {region.name}", region.nbytes, f"at {self.workspace.offsets[region.name]}")
-                for region in self.workspace.regions
-            ),
-            ("device total", self.weights_bytes + self.planned_bytes, ""),
-            ("left free", self.left_bytes, ""),
-            ("pinned host", self.pinned_bytes, "outside the device's total"),
+        """A table for people: bytes of every arena and of every workspace region."""
+        regions = [
+            PlannedArena(
+                f"  {region.name}",
+                region.nbytes,
+                f"at {self.workspace.offsets[region.name]:,}, shared where lifetimes exclude",
+            )
+            for region in self.workspace.regions
         ]
-        width = max(len(name) for name, _, _ in rows)
+        rows = [
+            PlannedArena("weights", self.weights_bytes),
+            *self.arenas,
+            PlannedArena("device total", self.weights_bytes + self.planned_bytes),
+            PlannedArena("left free", self.left_bytes),
+            *(PlannedArena(f"pinned {arena.name}", arena.nbytes, "host") for arena in self.pinned),
+        ]
+        behind = 1 + next(i for i, row in enumerate(rows) if row.name == WORKSPACE)
+        rows[behind:behind] = regions
+        width = max(len(row.name) for row in rows)
         return "\n".join(
-            f"{name:<{width}}  {nbytes:>17,}  {size(nbytes):>10}  {note}".rstrip()
-            for name, nbytes, note in rows
+            f"{row.name:<{width}}  {row.nbytes:>19,}  {size(row.nbytes):>10}  {row.note}".rstrip()
+            for row in rows
         )
 
 
@@ -134,34 +156,18 @@ def plan_memory(config: EngineConfig, demand: MemoryDemand, free_bytes: int) -> 
         OutOfDeviceMemory: the plan does not fit; says how many bytes are missing and what to lower.
     """
     state_bytes = arena_bytes(demand.state_planes(demand.num_state_slots + 1))
-    fixed = state_bytes + demand.round_bytes + demand.workspace.nbytes
+    fixed = sum(arena.nbytes for arena in demand.fixed) + demand.workspace.nbytes + state_bytes
     low, high = page_bounds(config)
-    if config.kv_capacity is not None:
-        num_pages = _explicit_pages(config)
+    kept = 0
+    if config.kv_capacity is None:
+        kept = config.kv_headroom_bytes
+        num_pages = _most_pages(demand.kv_planes, low, high, free_bytes - kept - fixed)
     else:
-        room = free_bytes - config.kv_headroom_bytes - fixed
-        num_pages = _most_pages(demand.kv_planes, low, high, room)
-    plan = MemoryPlan(
-        weights_bytes=demand.weights_bytes,
-        state_bytes=state_bytes,
-        kv_bytes=arena_bytes(demand.kv_planes(num_pages)),
-        round_bytes=demand.round_bytes,
-        workspace_bytes=demand.workspace.nbytes,
-        pinned_bytes=demand.pinned_bytes,
-        free_bytes=free_bytes,
-        num_state_slots=demand.num_state_slots,
-        num_main_pages=num_pages,
-        table_width=pages_for(config.max_context),
-        state_slot_bytes=payload_bytes(demand.state_planes(1)),
-        page_bytes=payload_bytes(demand.kv_planes(1)),
-        is_automatic=config.kv_capacity is None,
-        workspace=demand.workspace,
-    )
-    missing = -plan.left_bytes
-    if plan.is_automatic:
-        missing += config.kv_headroom_bytes
+        num_pages = _explicit_pages(config, config.kv_capacity)
+    plan = _plan(demand, config, state_bytes, num_pages, free_bytes)
+    missing = kept - plan.left_bytes
     if missing > 0:
-        raise _does_not_fit(config, plan, missing)
+        raise _does_not_fit(config, plan, kept, missing)
     return plan
 
 
@@ -189,14 +195,47 @@ def size(nbytes: int) -> str:
     return f"{amount:.2f} {_UNITS[unit]}" if unit else f"{nbytes} B"
 
 
-def _explicit_pages(config: EngineConfig) -> int:
-    if config.kv_capacity is None:
-        raise InvariantError("the KV capacity is automatic")
+def _plan(
+    demand: MemoryDemand, config: EngineConfig, state_bytes: int, num_pages: int, free_bytes: int
+) -> MemoryPlan:
+    is_automatic = config.kv_capacity is None
+    slot_bytes = payload_bytes(demand.state_planes(1))
+    page_bytes = payload_bytes(demand.kv_planes(1))
+    arenas = (
+        PlannedArena(
+            STATE,
+            state_bytes,
+            f"{demand.num_state_slots} slots and 1 scratch, {size(slot_bytes)} each",
+        ),
+        PlannedArena(
+            KV,
+            arena_bytes(demand.kv_planes(num_pages)),
+            f"{num_pages} pages of {PAGE_TOKENS} tokens, {size(page_bytes)} each, "
+            f"{'automatic' if is_automatic else 'explicit'}",
+        ),
+        *demand.fixed,
+        PlannedArena(WORKSPACE, demand.workspace.nbytes),
+    )
+    return MemoryPlan(
+        weights_bytes=demand.weights_bytes,
+        arenas=arenas,
+        pinned=demand.pinned,
+        free_bytes=free_bytes,
+        num_main_pages=num_pages,
+        table_width=pages_for(config.max_context),
+        state_slot_bytes=slot_bytes,
+        page_bytes=page_bytes,
+        is_automatic=is_automatic,
+        workspace=demand.workspace,
+    )
+
+
+def _explicit_pages(config: EngineConfig, kv_capacity: int) -> int:
     low, high = page_bounds(config)
-    num_pages = pages_for(config.kv_capacity)
+    num_pages = pages_for(kv_capacity)
     if not low <= num_pages <= high:
         raise ConfigurationError(
-            f"kv_capacity is {config.kv_capacity} tokens; with max_context {config.max_context} "
+            f"kv_capacity is {kv_capacity} tokens; with max_context {config.max_context} "
             f"and max_concurrency {config.max_concurrency} allowed is "
             f"{(low - 1) * PAGE_TOKENS + 1}..{high * PAGE_TOKENS}",
             field="kv_capacity",
@@ -218,22 +257,23 @@ def _most_pages(kv_planes: Callable[[int], PlaneShapes], low: int, high: int, ro
     return low
 
 
-def _does_not_fit(config: EngineConfig, plan: MemoryPlan, missing: int) -> OutOfDeviceMemory:
-    """Name the missing bytes and the options that would give most back, largest first."""
-    levers: list[tuple[int, str]] = [(plan.workspace_bytes, "prefill_chunk")]
-    if config.kv_capacity is not None and plan.num_main_pages > page_bounds(config)[0]:
-        levers.append((plan.kv_bytes, "kv_capacity"))
-    else:
-        levers.append((plan.kv_bytes, "max_context"))
-    if plan.is_automatic and config.kv_headroom_bytes:
-        levers.append((config.kv_headroom_bytes, "kv_headroom_bytes"))
-    if config.device_state_slots:
-        levers.append((config.device_state_slots * plan.state_slot_bytes, "device_state_slots"))
-    if config.max_concurrency > 1:
-        levers.append((config.max_concurrency * plan.state_slot_bytes, "max_concurrency"))
-    options = ", ".join(f"{name} ({size(nbytes)})" for nbytes, name in sorted(levers, reverse=True))
-    needed = plan.planned_bytes + (config.kv_headroom_bytes if plan.is_automatic else 0)
+def _does_not_fit(
+    config: EngineConfig, plan: MemoryPlan, kept: int, missing: int
+) -> OutOfDeviceMemory:
+    """Name the missing bytes and the options to lower, the one behind most bytes first."""
+    can_shrink = config.kv_capacity is not None and plan.num_main_pages > page_bounds(config)[0]
+    levers = [
+        (plan.nbytes(KV), "kv_capacity" if can_shrink else "max_context"),
+        (plan.nbytes(WORKSPACE), "prefill_chunk"),
+        (kept, "kv_headroom_bytes"),
+        (config.device_state_slots * plan.state_slot_bytes, "device_state_slots"),
+        ((config.max_concurrency - 1) * plan.state_slot_bytes, "max_concurrency"),
+    ]
+    options = ", ".join(
+        f"{name} ({size(nbytes)})" for nbytes, name in sorted(levers, reverse=True) if nbytes
+    )
     return OutOfDeviceMemory(
-        f"the device has {plan.free_bytes} bytes left after the weights and the plan needs "
-        f"{needed}: {missing} bytes ({size(missing)}) are missing; lower {options}"
+        f"the device has {plan.free_bytes} bytes free beside the weights and the plan needs "
+        f"{plan.planned_bytes + kept}: {missing} bytes ({size(missing)}) are missing; "
+        f"lower {options}"
     )
