@@ -1,0 +1,64 @@
+"""The thread that runs boundaries: works while there is work, sleeps while there is none.
+
+It adds nothing to the rules of `EngineCore`. Its owner closes it before it closes Program.
+"""
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from ninfer.engine.engine_core import Boundary, EngineCore
+
+
+class EngineWorker:
+    """Owner of an engine's one worker thread.
+
+    Attributes:
+        core: the engine it drives; submit to it and read its status from any thread.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._thread = threading.Thread(target=self._work, name="ninfer-engine", daemon=True)
+        self._is_started = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Open the engine and start its thread."""
+        self.core.open()
+        self._is_started = True
+        self._thread.start()
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Drain, cancel what is left after the grace, and wait for the thread. Idempotent."""
+        self.core.drain(grace_s)
+        if self._is_started:
+            self._thread.join()
+        else:
+            self._work()
+
+    def _work(self) -> None:
+        while True:
+            match self.core.run_boundary():
+                case Boundary.BUSY:
+                    pass
+                case Boundary.IDLE:
+                    self.core.wait()
+                case Boundary.OVER:
+                    return
