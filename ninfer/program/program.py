@@ -29,6 +29,7 @@ from ninfer.program.contract import (
     SequenceHandle,
     Target,
 )
+from ninfer.program.memory_plan import MemoryPlan
 from ninfer.program.model_units import ModelUnits
 from ninfer.program.physical_stores import PhysicalStores
 from ninfer.program.resource_transaction import ResourceTransitions
@@ -55,11 +56,15 @@ class ModelProgram:
 
     Args:
         parts: of the one purpose it was built for.
+        memory: sizes of all arenas, for the account printed at start-up.
         backing: closes graphs and arenas in reverse order of creation.
     """
 
-    def __init__(self, parts: GenerationParts | ScoringWindow, backing: ExitStack) -> None:
+    def __init__(
+        self, parts: GenerationParts | ScoringWindow, memory: MemoryPlan, backing: ExitStack
+    ) -> None:
         self._parts: Final = parts
+        self.memory: Final = memory
         self._backing: Final = backing
         self._is_closed = False
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from ninfer.artifact.reader import ArtifactReader
 from ninfer.config import EngineConfig, Purpose, SpeculativeBackend
-from ninfer.device import ALIGNMENT, Arena, Device
-from ninfer.errors import ConfigurationError, OutOfDeviceMemory, UnsupportedFeature
+from ninfer.device import Arena, Device
+from ninfer.errors import ConfigurationError, UnsupportedFeature
 from ninfer.models.qwen_hybrid.activations import activation_bytes
 from ninfer.models.qwen_hybrid.binding import BoundModel
 from ninfer.models.qwen_hybrid.text import TextCaches, TextModel
@@ -24,6 +24,15 @@ from ninfer.program import kv_planes, state_planes
 from ninfer.program.decode_round import DecodeRound
 from ninfer.program.kv_planes import KvPlanes
 from ninfer.program.kv_pool import pages_for
+from ninfer.program.memory_plan import (
+    KV,
+    STATE,
+    WORKSPACE,
+    MemoryDemand,
+    MemoryPlan,
+    PlannedArena,
+    plan_memory,
+)
 from ninfer.program.model_units import ModelUnits, UnitExecutors
 from ninfer.program.physical_stores import PhysicalStores, StoreShape
 from ninfer.program.plane_copies import PlaneCopies
@@ -32,7 +41,7 @@ from ninfer.program.program import GenerationParts, ModelProgram
 from ninfer.program.resource_projection import CopySizes
 from ninfer.program.resource_transaction import ResourceTransitions
 from ninfer.program.round_io import PrefillChunk, RoundIo, RoundShape
-from ninfer.program.scoring_window import ScoringStaging, ScoringWindow
+from ninfer.program.scoring_window import HEAD_ROWS, ScoringStaging, ScoringWindow
 from ninfer.program.state_planes import StatePlanes
 from ninfer.program.weight_loader import (
     Progress,
@@ -41,7 +50,8 @@ from ninfer.program.weight_loader import (
     resident_objects,
     weight_bytes,
 )
-from ninfer.tensor import DType, Shape, Tensor
+from ninfer.program.workspace_layout import Phase, Region, lay_out
+from ninfer.tensor import DType, Tensor
 
 
 def build_program(
@@ -70,8 +80,13 @@ def build_program(
     with ExitStack() as stack:
         builder = _Builder(config, bound, device, stack)
         weights = builder.load(reader, progress)
-        parts = builder.assemble(weights)
-        return ModelProgram(parts, stack.pop_all())
+        plan = builder.plan()
+        parts = builder.assemble(weights, plan)
+        return ModelProgram(parts, plan, stack.pop_all())
+
+
+_ROUND: Final = "round"
+_SCORING: Final = "scoring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,51 +112,70 @@ class _Builder:
         self._stack: Final = stack
         self._ctx: Final[OpContext] = make_context(device, device.stream())
         self._extents: Final = _extents(config, bound, device)
+        self._weights_bytes = 0
 
     def load(self, reader: ArtifactReader, progress: Progress | None) -> TextWeights:
         """Load what the configuration needs and view the text model's part of it."""
         objects = resident_objects(self._bound, resident_groups(self._config))
-        arena = self._arena("weights", weight_bytes(self._ctx, objects))
+        self._weights_bytes = weight_bytes(self._ctx, objects)
+        arena = self._device.arena("weights", self._weights_bytes)
+        self._stack.callback(arena.close)
         loaded = load_weights(self._ctx, reader, objects, arena, progress)
         return text_weights(self._bound, loaded.matrices, loaded.tensors)
 
-    def assemble(self, weights: TextWeights) -> GenerationParts | ScoringWindow:
+    def plan(self) -> MemoryPlan:
+        """Size every arena from what is free beside the weights."""
+        return plan_memory(self._config, self._demand(), self._device.free_bytes())
+
+    def assemble(self, weights: TextWeights, plan: MemoryPlan) -> GenerationParts | ScoringWindow:
         """Allocate everything else and compose the parts of the purpose."""
-        extents, geometry = self._extents, self._bound.geometry
-        act = self._device.activation_dtype
-        state_shapes = state_planes.plane_shapes(
-            geometry, extents.num_slots + 1, extents.num_records, act
-        )
+        extents, geometry, config = self._extents, self._bound.geometry, self._config
         state = state_planes.take_planes(
-            self._arena("state", _planned_bytes(state_shapes)),
+            self._arena(plan, STATE),
             geometry,
             extents.num_slots + 1,
             extents.num_records,
-            act,
+            self._device.activation_dtype,
         )
-        workspace_bytes = activation_bytes(self._ctx, geometry, extents.max_columns)
-        workspace = self._arena("workspace", workspace_bytes).take((workspace_bytes,), DType.U8)
-        io = RoundIo(
-            self._arena("round", RoundIo.device_bytes(extents.round)),
-            self._pinned("round", RoundIo.pinned_bytes(extents.round)),
-            extents.round,
-        )
-        staging = self._scoring_staging()
-        # Last, because an automatic capacity takes what is left.
-        num_pages = self._num_pages()
-        kv_shapes = kv_planes.plane_shapes(geometry, num_pages, extents.kv_dtype)
+        workspace = self._arena(plan, WORKSPACE).take((plan.nbytes(WORKSPACE),), DType.U8)
+        io = RoundIo(self._arena(plan, _ROUND), self._pinned(plan, _ROUND), extents.round)
         kv = kv_planes.take_planes(
-            self._arena("kv", _planned_bytes(kv_shapes)),
-            geometry,
-            num_pages,
-            extents.kv_dtype,
-            io.block_table,
+            self._arena(plan, KV), geometry, plan.num_main_pages, extents.kv_dtype, io.block_table
         )
         model = TextModel(geometry, weights, TextCaches(kv.layers, state.layers))
         io.start(self._ctx.stream)
-        if staging is not None:
-            return self._scoring(model, state, io, workspace, staging)
-        return self._generation(model, state, kv, io, workspace, num_pages)
+        match config.purpose:
+            case Purpose.GENERATION:
+                return self._generation(model, state, kv, io, workspace, plan)
+            case Purpose.CAUSAL_SCORING:
+                return self._scoring(model, state, io, workspace, plan)
+
+    def _demand(self) -> MemoryDemand:
+        extents, geometry, config = self._extents, self._bound.geometry, self._config
+        act = self._device.activation_dtype
+        activations = Region(
+            "activations",
+            activation_bytes(self._ctx, geometry, extents.max_columns),
+            frozenset({Phase.PREFILL, Phase.DECODE, Phase.SCORING}),
+        )
+        rows = f"up to {extents.round.max_rows} rows and {extents.max_columns} columns"
+        fixed = [PlannedArena(_ROUND, RoundIo.device_bytes(extents.round), rows)]
+        pinned = [PlannedArena(_ROUND, RoundIo.pinned_bytes(extents.round), rows)]
+        if config.purpose is Purpose.CAUSAL_SCORING:
+            nbytes = ScoringStaging.device_bytes(config.max_context, geometry.vocab_rows)
+            fixed.append(PlannedArena(_SCORING, nbytes, f"{HEAD_ROWS} rows of logits"))
+            pinned.append(PlannedArena(_SCORING, ScoringStaging.pinned_bytes(config.max_context)))
+        return MemoryDemand(
+            weights_bytes=self._weights_bytes,
+            num_state_slots=extents.num_slots,
+            state_planes=lambda slots: state_planes.plane_shapes(
+                geometry, slots, extents.num_records, act
+            ),
+            kv_planes=lambda pages: kv_planes.plane_shapes(geometry, pages, extents.kv_dtype),
+            workspace=lay_out([activations]),
+            fixed=tuple(fixed),
+            pinned=tuple(pinned),
+        )
 
     def _generation(
         self,
@@ -150,14 +184,14 @@ class _Builder:
         kv: KvPlanes,
         io: RoundIo,
         workspace: Tensor,
-        num_pages: int,
+        plan: MemoryPlan,
     ) -> GenerationParts:
         ctx, config, extents = self._ctx, self._config, self._extents
         shape = StoreShape(
             max_concurrency=config.max_concurrency,
             max_context=config.max_context,
             num_state_slots=extents.num_slots,
-            num_main_pages=num_pages,
+            num_main_pages=plan.num_main_pages,
             max_fold=extents.num_records,
         )
         prefill = Prefill(ctx, model, state.counts, io, workspace)
@@ -185,11 +219,7 @@ class _Builder:
             config.max_concurrency,
             model.geometry.vocab_rows,
         )
-        geometry, act = model.geometry, self._device.activation_dtype
-        sizes = CopySizes(
-            _planned_bytes(state_planes.plane_shapes(geometry, 1, extents.num_records, act)),
-            _planned_bytes(kv_planes.plane_shapes(geometry, 1, extents.kv_dtype)),
-        )
+        sizes = CopySizes(plan.state_slot_bytes, plan.page_bytes)
         transitions = ResourceTransitions(stores, PlaneCopies(ctx.stream, state, kv), sizes)
         return GenerationParts(stores, transitions, ModelUnits(stores, executors))
 
@@ -199,8 +229,14 @@ class _Builder:
         state: StatePlanes,
         io: RoundIo,
         workspace: Tensor,
-        staging: ScoringStaging,
+        plan: MemoryPlan,
     ) -> ScoringWindow:
+        staging = ScoringStaging.take(
+            self._arena(plan, _SCORING),
+            self._pinned(plan, _SCORING),
+            self._config.max_context,
+            model.geometry.vocab_rows,
+        )
         return ScoringWindow(
             self._ctx,
             model,
@@ -213,42 +249,13 @@ class _Builder:
             chunk_tokens=self._config.prefill_chunk,
         )
 
-    def _scoring_staging(self) -> ScoringStaging | None:
-        if self._config.purpose is not Purpose.CAUSAL_SCORING:
-            return None
-        max_context, rows = self._config.max_context, self._bound.geometry.vocab_rows
-        return ScoringStaging.take(
-            self._arena("scoring", ScoringStaging.device_bytes(max_context, rows)),
-            self._pinned("scoring", ScoringStaging.pinned_bytes(max_context)),
-            max_context,
-            rows,
-        )
-
-    def _num_pages(self) -> int:
-        """Page groups of the main pool: as configured, or as many as fit and are of use."""
-        config = self._config
-        longest = pages_for(config.max_context)
-        least = max(longest, config.max_concurrency)
-        most = config.max_concurrency * longest
-        if config.kv_capacity is not None:
-            return min(max(pages_for(config.kv_capacity), least), most)
-        page = kv_planes.plane_shapes(self._bound.geometry, 1, self._extents.kv_dtype)
-        page_bytes = sum(Tensor(0, dtype, shape).nbytes for shape, dtype in page)
-        room = self._device.free_bytes() - config.kv_headroom_bytes
-        fitting = room // page_bytes
-        if fitting < least:
-            raise OutOfDeviceMemory(
-                f"{least} pages of {page_bytes} bytes are needed for max_context "
-                f"{config.max_context}; {least * page_bytes - room} bytes are missing"
-            )
-        return min(fitting, most)
-
-    def _arena(self, name: str, nbytes: int) -> Arena:
-        arena = self._device.arena(name, nbytes)
+    def _arena(self, plan: MemoryPlan, name: str) -> Arena:
+        arena = self._device.arena(name, plan.nbytes(name))
         self._stack.callback(arena.close)
         return arena
 
-    def _pinned(self, name: str, nbytes: int) -> Arena:
+    def _pinned(self, plan: MemoryPlan, name: str) -> Arena:
+        nbytes = next(planned.nbytes for planned in plan.pinned if planned.name == name)
         arena = self._device.pinned_arena(name, nbytes)
         self._stack.callback(arena.close)
         return arena
@@ -291,9 +298,3 @@ def _check_context(config: EngineConfig, bound: BoundModel) -> None:
             f"max_context is {config.max_context}; this model has {limit} positions",
             field="max_context",
         )
-
-
-def _planned_bytes(shapes: tuple[tuple[Shape, DType], ...]) -> int:
-    return sum(
-        -(-Tensor(0, dtype, shape).nbytes // ALIGNMENT) * ALIGNMENT for shape, dtype in shapes
-    )

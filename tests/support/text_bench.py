@@ -1,0 +1,150 @@
+"""The text schedule on the host device without a Program: one sequence, slot 0, pages in order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.artifact.reader import ArtifactReader
+from ninfer.device import host_array
+from ninfer.host.device import HostDevice
+from ninfer.models.qwen_hybrid import text
+from ninfer.models.qwen_hybrid.activations import activation_bytes, carve_activations
+from ninfer.models.qwen_hybrid.binding import BoundModel
+from ninfer.models.qwen_hybrid.inventory import ObjectGroup
+from ninfer.models.qwen_hybrid.text import TextCaches, TextColumns, TextModel
+from ninfer.models.qwen_hybrid.weights import text_weights
+from ninfer.ops.context import make_context
+from ninfer.program import kv_planes, state_planes
+from ninfer.program.weight_loader import load_weights, resident_objects, weight_bytes
+from ninfer.tensor import DType, Tensor
+
+F32 = npt.NDArray[np.float32]
+MAX_TOKENS = 192
+SLACK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """What one call left behind, copied.
+
+    ``residual`` [T, H] is the stream after the last layer, ``logits`` [T, vocab_rows].
+    """
+
+    residual: F32
+    logits: F32
+
+
+class TextBench:
+    """Owner of a device with one model; ``run`` continues the sequence, ``reset`` empties it."""
+
+    def __init__(self, bound: BoundModel, reader: ArtifactReader, kv: DType = DType.F32) -> None:
+        self.geometry = bound.geometry
+        self.device = HostDevice()
+        self.ctx = make_context(self.device, self.device.stream())
+        objects = resident_objects(bound, frozenset({ObjectGroup.TEXT}))
+        weights = self.device.arena("weights", weight_bytes(self.ctx, objects))
+        loaded = load_weights(self.ctx, reader, objects, weights)
+        work_bytes = activation_bytes(self.ctx, self.geometry, MAX_TOKENS)
+        pages = MAX_TOKENS // 64
+        logit_bytes = 4 * MAX_TOKENS * self.geometry.vocab_rows
+        state_bytes = sum(
+            Tensor(0, dtype, shape).nbytes
+            for shapes in (
+                state_planes.plane_shapes(self.geometry, 1, 1, DType.F32),
+                kv_planes.plane_shapes(self.geometry, pages, kv),
+            )
+            for shape, dtype in shapes
+        )
+        arena = self.device.arena("bench", work_bytes + logit_bytes + state_bytes + SLACK_BYTES)
+        self._arenas = (weights, arena)
+        self._table = arena.take((1, pages), DType.I32)
+        host_array(self._table)[:] = np.arange(pages)
+        self.state = state_planes.take_planes(arena, self.geometry, 1, 1, DType.F32)
+        self.kv = kv_planes.take_planes(arena, self.geometry, pages, kv, self._table)
+        self._workspace = arena.take((work_bytes,), DType.U8)
+        self._logits = arena.take((MAX_TOKENS, self.geometry.vocab_rows), DType.F32)
+        self._inputs = arena.take((8 * MAX_TOKENS,), DType.I32)
+        views = text_weights(bound, loaded.matrices, loaded.tensors)
+        self.model = TextModel(self.geometry, views, TextCaches(self.kv.layers, self.state.layers))
+        self.reset()
+
+    def reset(self) -> None:
+        self.frontier = 0
+        self.fold = 0
+        self.state.clear(self.ctx.stream, 0)
+
+    def truncated(self, num_layers: int) -> TextModel:
+        """The model without its last layers."""
+        weights = replace(self.model.weights, layers=self.model.weights.layers[:num_layers])
+        return replace(self.model, weights=weights)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        *,
+        model: TextModel | None = None,
+        axes: npt.ArrayLike | None = None,
+    ) -> BenchRun:
+        """Run ``tokens`` as one chunk."""
+        run = self._run(text.prefill_columns, tokens, model or self.model, axes)
+        self.fold = 0
+        return run
+
+    def decode(self, token: int) -> BenchRun:
+        """Run and accept one column."""
+        run = self._run(text.decode_columns, [token], self.model, None)
+        self.fold = 1
+        return run
+
+    def fold_records(self) -> None:
+        """Fold what is recorded, as the next unit would, by running a column that is dropped."""
+        if self.fold:
+            self._run(text.decode_columns, [0], self.model, None)
+            self.frontier -= 1
+            self.fold = 0
+
+    def _run(
+        self, schedule: Any, tokens: Sequence[int], model: TextModel, axes: npt.ArrayLike | None
+    ) -> BenchRun:
+        count = len(tokens)
+        positions = np.arange(self.frontier, self.frontier + count)
+        columns = TextColumns(
+            tokens=self._put(0, tokens),
+            positions=self._put(1, positions),
+            rope_positions=self._put(5, positions if axes is None else axes, 3),
+            table_rows=self._put(2, np.zeros(count)),
+            slots=self._put(3, [0]),
+            fold=self._put(4, [self.fold]),
+        )
+        activations = carve_activations(self.ctx, self.geometry, count, self._workspace)
+        host_array(self._workspace)[:] = 0xFF  # NaN in every float
+        schedule(self.ctx, model, columns, activations)
+        residual = host_array(activations.residual).copy()
+        logits = self._logits.rows(0, count)
+        host_array(logits)[:] = np.nan
+        text.output_logits(self.ctx, model, activations, logits)
+        self.ctx.stream.synchronize()
+        self.frontier += count
+        return BenchRun(residual, host_array(logits).copy())
+
+    def _put(self, field: int, values: npt.ArrayLike, num_axes: int = 1) -> Tensor:
+        array = np.asarray(values, np.int32)
+        if num_axes > 1:
+            array = np.broadcast_to(array, (num_axes, array.shape[-1]))
+        flat = self._inputs.rows(field * MAX_TOKENS, array.size)
+        host_array(flat)[:] = array.reshape(-1)
+        return flat.reshape(*array.shape)
+
+    def close(self) -> None:
+        for arena in self._arenas:
+            arena.close()
+        self.device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
