@@ -14,6 +14,11 @@ class SpanCoverage:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
+    @property
+    def num_spans(self) -> int:
+        """Number of separate spans."""
+        return len(self._starts)
+
     def add(self, start: int, stop: int) -> bool:
         """Add ``[start, stop)``; return False, changing nothing, when a byte was there already."""
         if start >= stop:

@@ -91,3 +91,21 @@ def with_raw(index: int, member: str, literal: str) -> bytes:
     root = example_root()
     change(root)
     return frame(spell(root).replace(f'"{marker}"'.encode(), literal.encode()), PAYLOAD)
+
+
+def split(content: bytes) -> tuple[bytes, bytes]:
+    """JSON bytes and payload of a file."""
+    length = int.from_bytes(content[8:16], "little")
+    start = -(-(16 + length) // 4096) * 4096
+    return content[16 : 16 + length], content[start:]
+
+
+def as_version_1(content: bytes) -> bytes:
+    """Respell a version 2 file as version 1: only the root and the version byte differ."""
+    text, payload = split(content)
+    identity = spell({"identity": json.loads(text)["identity"]})[1:-1]
+    model = spell({"model_id": json.loads(text)["identity"]["model_id"]})[1:-1]
+    head, found, tail = text.partition(identity)
+    if head != b"{" or not found:
+        raise ValueError("the root does not start with the identity in the writer's spelling")
+    return frame(b"{" + model + tail, payload, version=1)
