@@ -1,6 +1,7 @@
 """Damaged files: whatever the bytes are, only `ArtifactError` escapes and views stay inside."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ninfer.artifact.format import ArtifactCode, ArtifactError, TensorDescriptor
 from ninfer.artifact.reader import ArtifactReader
-from tests.support.artifact_files import PAYLOAD, example, example_root, frame, spell
+from tests.support.artifact_files import PAYLOAD, example, example_root, frame, spell, split
 from tests.support.golden import GOLDEN
 
 SEEDS = [
@@ -41,44 +42,55 @@ JSON_VALUES = (
 FUZZ = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-LONG_FUZZ = settings(FUZZ, max_examples=20_000)
+LONG_FUZZ = settings(FUZZ, max_examples=10_000)
+
+
+TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[0-9]+|.', re.DOTALL)
 
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn) -> bytes:
-    """A valid file with a few edits, mostly in the prefix and the directory."""
+    """A valid file with some bytes of prefix or directory changed, or cut short."""
     content = bytearray(draw(st.sampled_from(SEEDS)))
-    reach = 16 + int.from_bytes(content[8:16], "little") + 64
-    keep_length = draw(st.booleans())
-    size = len(content)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(16 if keep_length else 0, min(reach, len(content))))
-        cut = draw(st.integers(0, 8))
-        content[at : at + cut] = draw(st.binary(max_size=8) | st.sampled_from(NASTY_LITERALS))
-    if keep_length:  # so that the edit is inside the text instead of shifting its end
-        length = int.from_bytes(content[8:16], "little") + len(content) - size
-        content[8:16] = max(length, 0).to_bytes(8, "little")
-    return bytes(content[: draw(st.integers(0, len(content)) | st.just(len(content)))])
+    reach = 16 + int.from_bytes(content[8:16], "little")
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, reach - 1) | st.integers(0, 15))
+        content[at] = draw(st.integers(0, 255) | st.sampled_from(b'"\\,:{}[]0159 '))
+    return bytes(content[: draw(st.just(len(content)) | st.integers(0, len(content)))])
+
+
+def kind_of(token: bytes) -> bytes:
+    """Numbers are alike, strings are alike, each sign is its own kind."""
+    return b"0" if token.isdigit() else token[:1]
+
+
+@st.composite
+def damaged_texts(draw: st.DrawFn) -> bytes:
+    """A file whose JSON has tokens replaced, doubled, removed or swapped for traps."""
+    seed = draw(st.sampled_from(SEEDS))
+    text, payload = split(seed)
+    tokens = TOKEN.findall(text)
+    words = [index for index, token in enumerate(tokens) if len(token) > 1]
+    for _ in range(draw(st.integers(1, 2))):
+        at = draw(st.sampled_from(words) | st.integers(0, len(tokens) - 1))
+        alike = [token for token in tokens if kind_of(token) == kind_of(tokens[at])]
+        new = draw(st.sampled_from([alike, alike, NASTY_LITERALS, [b"", tokens[at] * 2]]))
+        tokens[at] = draw(st.sampled_from(new))
+    return frame(b"".join(tokens), payload, version=seed[7])
 
 
 @st.composite
 def damaged_roots(draw: st.DrawFn) -> bytes:
-    """A file whose JSON is well formed but has values replaced, added or removed."""
+    """A file whose JSON is well formed but has members of some objects replaced."""
     root: Any = copy.deepcopy(example_root())
-    for _ in range(draw(st.integers(1, 3))):
-        node: Any = root
-        while isinstance(node, dict | list) and node:
-            key = draw(st.sampled_from(list(node) if isinstance(node, dict) else range(len(node))))
-            deeper = isinstance(node[key], dict | list) and node[key]
-            if deeper and draw(st.booleans()):
-                node = node[key]
-                continue
-            if draw(st.booleans()):
-                node[key] = draw(JSON_VALUES)
-            else:
-                del node[key]
+    for _ in range(draw(st.integers(1, 2))):
+        node: Any = draw(st.sampled_from([*root["objects"] * 3, root["identity"], root]))
+        member = draw(st.sampled_from([*sorted(node) * 3, "x"]))
+        near = st.integers(0, 1200) | st.lists(st.integers(1, 300), max_size=3)
+        node[member] = draw(near | JSON_VALUES)
+        if node is root:  # the next draw needs the objects that this may have replaced
             break
-    return frame(spell(root), PAYLOAD, version=draw(st.sampled_from([1, 2])))
+    return frame(spell(root), PAYLOAD)
 
 
 def opened(content: bytes, path: Path) -> ArtifactReader | ArtifactError:
@@ -117,6 +129,12 @@ def test_damaged_bytes_raise_only_artifact_errors(content: bytes, tmp_path: Path
 
 
 @FUZZ
+@given(content=damaged_texts())
+def test_damaged_texts_raise_only_artifact_errors(content: bytes, tmp_path: Path) -> None:
+    check(content, tmp_path / "fuzz.ninfer")
+
+
+@FUZZ
 @given(content=damaged_roots())
 def test_damaged_directories_raise_only_artifact_errors(content: bytes, tmp_path: Path) -> None:
     check(content, tmp_path / "fuzz.ninfer")
@@ -133,6 +151,6 @@ def test_arbitrary_bytes_raise_only_artifact_errors(
 
 @pytest.mark.slow
 @LONG_FUZZ
-@given(content=damaged_bytes() | damaged_roots())
+@given(content=damaged_bytes() | damaged_texts() | damaged_roots())
 def test_many_damaged_files_raise_only_artifact_errors(content: bytes, tmp_path: Path) -> None:
     check(content, tmp_path / "fuzz.ninfer")
