@@ -101,6 +101,8 @@ class EngineCore:
         self._units = UnitExecution(program, self._resources, self._book)
         self._now = clock()
         self._has_progressed = False
+        self._free_at: int | None = None
+        self._free = self._total = capacity.total
         self._published = self._snapshot()
 
     def open(self) -> None:
@@ -142,9 +144,12 @@ class EngineCore:
             return Boundary.OVER
         try:
             return self._run_steps()
-        except Exception as error:
+        except BaseException as error:
+            # An interrupt in the middle of a step leaves it half done, like any other failure.
             _logger.exception("the engine failed")
             self._fail(error)
+            if not isinstance(error, Exception):
+                raise
             return Boundary.OVER
 
     def _run_steps(self) -> Boundary:
@@ -158,6 +163,7 @@ class EngineCore:
         self._end_stopped(stopped)
         self._try_admission()  # 5
         unit = choose_unit(self._unit_snapshot())  # 6
+        self._observe_free()
         self._publish()  # What is settled already does not wait for the device.
         product = self._units.run(unit)  # 7
         self._now = self._clock()
@@ -309,6 +315,7 @@ class EngineCore:
     # Step 9, and the end of the engine.
 
     def _finish_boundary(self) -> Boundary:
+        self._observe_free()
         is_empty = self._book.is_empty and self._intake.num_unseen == 0
         if is_empty and self._intake.state is EngineState.DRAINING:
             self._intake.stop()
@@ -321,7 +328,7 @@ class EngineCore:
             raise InvariantError("requests are left, and nothing can bring them on")
         return Boundary.BUSY
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Clean up in the one order: Program, resources, responses."""
         unseen = self._intake.fail()
         try:
@@ -339,6 +346,11 @@ class EngineCore:
         self._published = self._snapshot()
         self._book.flush()
 
+    def _observe_free(self) -> None:
+        """Ask for the free amounts when the revision says that they can have moved."""
+        if self._free_at != self._resources.revision:
+            self._free_at, self._free = self._resources.revision, self._resources.free()
+
     def _snapshot(self) -> EngineStatus:
         states = self._book.count_states()
         prefilling = (RequestState.MATERIALIZING, RequestState.PREFILL)
@@ -350,10 +362,10 @@ class EngineCore:
             outstanding=self._capacity.outstanding,
             last_progress=self._now,
             checkpoints=self._resources.num_checkpoints,
-            free=self._resources.free(),
-            total=self._program.capacity.total,
+            free=self._free,
+            total=self._total,
             active_by_state=states,
-            counters=self._book.counters.copy(),
+            counters=self._book.counters.frozen(),
         )
 
 

@@ -5,7 +5,8 @@ contract, sections 2.1 and 13.1.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 from ninfer.engine.intake import EngineState
 from ninfer.program.contract import ResourceVector
@@ -42,9 +43,11 @@ class EngineCounters:
         """Count one end."""
         self.ended[how] = self.ended.get(how, 0) + 1
 
-    def copy(self) -> "EngineCounters":
+    def frozen(self) -> "EngineCounters":
         """An independent copy for a snapshot."""
-        return replace(self, ended=dict(self.ended))
+        twin = copy(self)
+        twin.ended = dict(self.ended)
+        return twin
 
 
 @dataclass(frozen=True, slots=True)

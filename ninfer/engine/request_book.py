@@ -5,7 +5,7 @@ snapshot, so that whoever sees an event finds the snapshot no older than it. The
 it decides nothing and knows no resources. Source: system design, section 5, step 9.
 """
 
-from collections import Counter
+from collections import Counter, deque
 
 from ninfer.engine.engine_status import EngineCounters
 from ninfer.engine.request import (
@@ -20,6 +20,9 @@ from ninfer.engine.response_channel import RunningEvent
 from ninfer.engine.row_decision import ask
 from ninfer.errors import EngineFailed, InvariantError, NinferError
 from ninfer.generation import GenerationResult, OutputCommitted, Usage
+
+FinalEvent = GenerationResult | NinferError
+"""What ends a request towards its consumer."""
 
 _PREFILLING = (RequestState.MATERIALIZING, RequestState.PREFILL)
 
@@ -37,7 +40,7 @@ class RequestBook:
         self.waiting: list[RequestRecord] = []
         self.active: dict[RequestOrder, RequestRecord] = {}
         self.counters = EngineCounters()
-        self._outbox: list[tuple[RequestRecord, RunningEvent | GenerationResult | NinferError]] = []
+        self._outbox: deque[tuple[RequestRecord, RunningEvent | FinalEvent]] = deque()
 
     @property
     def is_empty(self) -> bool:
@@ -83,64 +86,67 @@ class RequestBook:
 
     def refuse(self, record: RequestRecord, outcome: Outcome, now: float) -> None:
         """End a waiting request."""
+        final = self._final(record, outcome, now)
         record.move(RequestMove.REFUSE)
         self.waiting.remove(record)
-        self._finish(record, outcome, now)
+        self._finish(record, final)
 
     def give_up(self, record: RequestRecord, outcome: Outcome, now: float) -> None:
         """End a request whose materialization was aborted."""
+        final = self._final(record, outcome, now)
         record.move(RequestMove.ABORT)
         del self.active[record.order]
-        self._finish(record, outcome, now)
+        self._finish(record, final)
 
     def settle(self, record: RequestRecord, now: float) -> None:
         """End a request whose terminal resource result was adopted."""
         ending = record.ending
         if ending is None:
             raise InvariantError(f"request {record.order} settles without an ending")
+        error = None if ending.held is None else self.commit_output(record, ending.held)
+        final = self._final(record, ending.outcome if error is None else error, now)
         record.move(RequestMove.SETTLE)
         del self.active[record.order]
-        error = None if ending.held is None else self.commit_output(record, ending.held)
-        self._finish(record, ending.outcome if error is None else error, now)
+        self._finish(record, final)
 
     def fail_all(self, unseen: list[RequestRecord], message: str) -> None:
         """End every request with an error of its own, after what is already settled."""
         for record in (*self.active.values(), *self.waiting, *unseen):
             record.move(RequestMove.FAIL)
-            self._end_with_error(record, EngineFailed(message))
+            self._finish(record, EngineFailed(message))
         self.active.clear()
         self.waiting.clear()
 
     def flush(self) -> None:
         """Publish everything collected, in order."""
-        outbox, self._outbox = self._outbox, []
-        for record, event in outbox:
+        while self._outbox:
+            record, event = self._outbox.popleft()
             if isinstance(event, GenerationResult | NinferError):
                 record.channel.finish(event)
             else:
                 record.channel.publish(event)
 
-    def _finish(self, record: RequestRecord, outcome: Outcome, now: float) -> None:
+    def _final(self, record: RequestRecord, outcome: Outcome, now: float) -> FinalEvent:
+        """Form what ends a request; the record stays in the book should its session raise."""
         if isinstance(outcome, NinferError):
-            self._end_with_error(record, outcome)
-            return
+            return outcome
         summary = ask(record, record.request.output.summary)
         if isinstance(summary, NinferError):
-            self._end_with_error(record, summary)
-            return
+            return summary
         usage = Usage(
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.reused_tokens,
             completion_tokens=len(record.token_ids),
             reasoning_tokens=summary.reasoning_tokens,
         )
-        self.counters.reasoning_tokens += summary.reasoning_tokens
-        self.counters.note_ended(outcome.value)
-        result = GenerationResult(
+        return GenerationResult(
             outcome, usage, record.timings(now), tuple(record.token_ids), summary
         )
-        self._outbox.append((record, result))
 
-    def _end_with_error(self, record: RequestRecord, error: NinferError) -> None:
-        self.counters.note_ended(error.code)
-        self._outbox.append((record, error))
+    def _finish(self, record: RequestRecord, final: FinalEvent) -> None:
+        if isinstance(final, GenerationResult):
+            self.counters.reasoning_tokens += final.usage.reasoning_tokens
+            self.counters.note_ended(final.finish.value)
+        else:
+            self.counters.note_ended(final.code)
+        self._outbox.append((record, final))

@@ -240,6 +240,10 @@ class ResourceManager:
         ended = target.sequence if is_committed and isinstance(target, Retain | Release) else None
         if (result.sequence is not None) != wants_sequence:
             raise InvariantError("a resource result has a sequence too many, or lacks one")
+        if isinstance(target, Materialize):
+            num_tokens = len(target.demand.prompt.token_ids)
+            if not 0 <= result.reused_tokens < num_tokens:
+                raise InvariantError(f"{result.reused_tokens} of {num_tokens} tokens are reused")
         if result.sequence in self._lanes.sequences():
             raise InvariantError("a new sequence is already owned by another lane")
         if (result.published is not None) != wants_publication or result.released != ended:
