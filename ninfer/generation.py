@@ -223,12 +223,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class OutputSummary:
-    """The fold of all committed deltas."""
+    """The fold of all committed deltas.
+
+    ``matched_stop`` is the stop string that ended the output, if one did.
+    """
 
     content: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
     reasoning_tokens: int
+    matched_stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""A model's chat template: conversation in, text with provenance out.
+
+Renders exactly what the published template renders, and says which characters the template wrote
+itself (see `marked_text`). Does not know tokens, sessions or how messages reach us. Source: the
+model contract, section 3.9; the serving contract, section 6.1.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError, meta
+
+from ninfer.errors import CheckpointError, InvalidPrompt
+from ninfer.frontend.marked_text import MarkedText
+from ninfer.frontend.template_environment import RenderLimits, TemplateEnvironment
+
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_MESSAGE_CHARACTERS = 200
+
+
+class ChatTemplate:
+    """One compiled template; immutable, safe to share between threads.
+
+    Attributes:
+        digest: SHA-256 of the source.
+        variables: names a caller may set, besides messages, tools and the generation prompt.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        limits: RenderLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environment = TemplateEnvironment(limits or RenderLimits(), clock)
+        try:
+            used = meta.find_undeclared_variables(self._environment.parse(source))
+            self._template = self._environment.from_string(source)
+        except TemplateError as error:
+            raise CheckpointError(
+                f"chat_template.jinja: {error}", field="chat_template.jinja"
+            ) from error
+        self.digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        self.variables = frozenset(used) - _OWN_VARIABLES - frozenset(self._environment.globals)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> MarkedText:
+        """Render a conversation given as plain template values.
+
+        Raises:
+            InvalidPrompt: the template raised, ran too long or wrote too much.
+        """
+        environment = self._environment
+        environment.start_clock()
+        context = self._template.new_context(
+            {
+                **(variables or {}),
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        try:
+            text = environment.concat(self._template.root_render_func(context))
+        except TemplateError as error:
+            reason = str(error.message or type(error).__name__)[:_MESSAGE_CHARACTERS]
+            raise InvalidPrompt(
+                f"the chat template refuses this conversation: {reason}", field="messages"
+            ) from error
+        except Exception as error:
+            raise InvalidPrompt(
+                f"the chat template cannot render this conversation ({type(error).__name__})",
+                field="messages",
+            ) from error
+        return text if isinstance(text, MarkedText) else MarkedText(text, ())
