@@ -65,4 +65,4 @@ def gated_delta(
 
 
 def _unit(heads: F64) -> F64:
-    return heads / np.sqrt((heads**2).sum(axis=-1, keepdims=True) + 1e-6)
+    return np.asarray(heads / np.sqrt((heads**2).sum(axis=-1, keepdims=True) + 1e-6))

@@ -10,7 +10,7 @@ F64 = npt.NDArray[np.float64]
 
 
 def offset_norm(x: F64, weight: F64, eps: float) -> F64:
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * (1 + weight)
+    return np.asarray(x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * (1 + weight))
 
 
 def rotate(

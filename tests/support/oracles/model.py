@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 LayerWeights = Mapping[str, F64]
-"""By role. All layers: ``input_norm post_norm``. Attention: ``q k gate v q_norm k_norm o``. Gated
-DeltaNet: ``q k v z a b conv`` ([4, C], tap-major) ``a_log dt_bias norm o``. Dense FFN: ``gate up
-down``. MoE: ``router`` [E+1, H], ``expert_gate expert_up expert_down`` (leading axis E),
+"""By role. All layers: ``input_norm post_norm``. Attention: ``q k out_gate v q_norm k_norm o``.
+Gated DeltaNet: ``q k v z a b conv`` ([4, C], tap-major) ``a_log dt_bias norm o``. Dense FFN: ``gate
+up down``. MoE: ``router`` [E+1, H], ``expert_gate expert_up expert_down`` (leading axis E),
 ``shared_gate shared_up shared_down``."""
 
 
@@ -45,6 +45,7 @@ class OracleDims:
 class OracleRun:
     """Everything the fixtures record, for T tokens."""
 
+    rounds_cache: bool = False
     hidden: list[F64] = field(default_factory=list)  # [T, H] before, then after each layer
     final_hidden: F64 = field(default_factory=lambda: np.empty(0))
     logits: F64 = field(default_factory=lambda: np.empty(0))
@@ -59,11 +60,16 @@ def run_text(
     dims: OracleDims,
     tokens: Sequence[int],
     positions: npt.NDArray[np.int64] | None = None,
+    *,
+    round_cache: bool = False,
 ) -> OracleRun:
-    """Run all tokens; ``positions`` [3, T] defaults to 0, 1, 2, ... on each axis."""
+    """Run all tokens; ``positions`` [3, T] defaults to 0, 1, 2, ... on each axis.
+
+    ``round_cache`` rounds keys and values to int8 codes in groups of 64 components.
+    """
     count = len(tokens)
     axes = np.tile(np.arange(count), (3, 1)) if positions is None else positions
-    run = OracleRun()
+    run = OracleRun(rounds_cache=round_cache)
     x = weights.embedding[np.asarray(tokens)]
     run.hidden.append(x)
     for layer in weights.layers:
@@ -78,7 +84,7 @@ def run_text(
 
 
 def _rms(x: F64, eps: float) -> F64:
-    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+    return np.asarray(x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps))
 
 
 def _offset_norm(x: F64, weight: F64, eps: float) -> F64:
@@ -113,7 +119,9 @@ def _attention(
     q = _rope(_offset_norm((h @ w["q"].T).reshape(shape), w["q_norm"], dims.eps), dims, axes)
     k = _rope(_offset_norm((h @ w["k"].T).reshape(shape), w["k_norm"], dims.eps), dims, axes)
     v = (h @ w["v"].T).reshape(shape)
-    gate = (h @ w["gate"].T).reshape(shape)
+    gate = (h @ w["out_gate"].T).reshape(shape)
+    if run.rounds_cache:
+        k, v = _round_int8(k), _round_int8(v)
     run.keys.append(k.transpose(1, 0, 2))
     run.values.append(v.transpose(1, 0, 2))
     per_kv = dims.num_heads // dims.num_kv_heads
@@ -125,6 +133,14 @@ def _attention(
         p = np.exp(scores - scores.max(axis=1, keepdims=True))
         out[:, n] = (p / p.sum(axis=1, keepdims=True)) @ v[:, n // per_kv]
     return np.asarray((out * _sigmoid(gate)).reshape(count, -1) @ w["o"].T)
+
+
+def _round_int8(x: F64) -> F64:
+    """Nearest multiple of scale = f16(largest / 127) in each group of 64 components."""
+    groups = x.reshape(*x.shape[:-1], -1, min(64, x.shape[-1]))
+    scale = (np.abs(groups).max(axis=-1, keepdims=True) / 127).astype(np.float16).astype(np.float64)
+    codes = np.clip(np.rint(groups / scale), -127, 127)
+    return np.asarray((codes * scale).reshape(x.shape))
 
 
 def _gated_delta(
