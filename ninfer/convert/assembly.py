@@ -96,7 +96,7 @@ def encode_block(block: Block) -> EncodedBlock:
             return EncodedBlock(wanted.name, ((0, words),))
         case Transposed(source, rows):
             matrix = _read(tensor, RowRange(source, 0, rows), _source_columns(tensor, source, rows))
-            return EncodedBlock(wanted.name, ((0, np.ascontiguousarray(_bf16(matrix).T)),))
+            return EncodedBlock(wanted.name, ((0, np.ascontiguousarray(_bf16(source, matrix).T)),))
         case Rows():
             return _encode_rows(block)
 
@@ -107,7 +107,8 @@ def _encode_rows(block: Block) -> EncodedBlock:
     parts = [_read(tensor, part, columns) for part in block.ranges]
     match wanted.format:
         case TensorFormat.BF16:
-            words = np.concatenate([_bf16(part) for part in parts])
+            sources = [part.source for part in block.ranges]
+            words = np.concatenate([_bf16(*pair) for pair in zip(sources, parts, strict=True)])
             return EncodedBlock(wanted.name, ((block.first_row * columns * 2, words),))
         case TensorFormat.FP32:
             values = np.concatenate([_f32(part) for part in parts])
@@ -182,12 +183,12 @@ def _check_finite(source: SourceTensor, first: int, words: Array) -> None:
         )
 
 
-def _bf16(values: Array) -> npt.NDArray[np.uint16]:
+def _bf16(source: str, values: Array) -> npt.NDArray[np.uint16]:
     if values.dtype == np.uint16:
         return values
     words = f32_to_bf16(values)
     if ((words & _BF16_EXPONENT) == _BF16_EXPONENT).any():
-        raise CheckpointError("a 32-bit source value is too large for bf16")
+        raise CheckpointError(f"{source} holds a value that is too large for bf16", field=source)
     return words
 
 

@@ -32,8 +32,8 @@ def convert(
 ) -> ConversionReport:
     """Convert a checkpoint, or only check it in a dry run.
 
-    Either the artifact and its report exist afterwards, or neither, and an older artifact of that
-    name is untouched.
+    Either the artifact exists afterwards, with its report written last, or nothing new does and an
+    older artifact of that name is untouched.
 
     Args:
         options: what to convert.

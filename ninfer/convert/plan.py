@@ -138,7 +138,7 @@ def make_plan(
     )
     if resources.addressable_tokens > geometry.vocab_rows:
         raise CheckpointError(
-            f"the tokenizer addresses {resources.addressable_tokens} ids; the vocabulary has"
+            f"tokenizer.json addresses {resources.addressable_tokens} ids; the vocabulary has"
             f" {geometry.vocab_rows} rows",
             field="tokenizer.json",
         )

@@ -11,7 +11,6 @@ from ninfer.convert.plan import ConvertOptions
 from tests.support.golden import GOLDEN
 
 
-@functools.cache
 def artifact_path(case: str, profile: str = "groupwise-int", *, has_draft: bool = True) -> Path:
     """Convert a golden checkpoint and return its artifact; do not write to it.
 
@@ -20,6 +19,16 @@ def artifact_path(case: str, profile: str = "groupwise-int", *, has_draft: bool 
         profile: ``groupwise-int`` or ``bf16``.
         has_draft: include the case's DFlash or DFlash2 companion, if it has one.
     """
+    return _converted(case, profile, has_draft)
+
+
+def draft_folder(case: str) -> Path | None:
+    """The case's companion checkpoint."""
+    return next((path for path in (GOLDEN / case).glob("dflash*") if path.is_dir()), None)
+
+
+@functools.cache
+def _converted(case: str, profile: str, has_draft: bool) -> Path:
     draft = draft_folder(case) if has_draft else None
     suffix = "" if has_draft else "-plain"
     output = _folder() / f"{case}-{profile}{suffix}.ninfer"
@@ -29,11 +38,6 @@ def artifact_path(case: str, profile: str = "groupwise-int", *, has_draft: bool 
         )
     )
     return output
-
-
-def draft_folder(case: str) -> Path | None:
-    """The case's companion checkpoint."""
-    return next((path for path in (GOLDEN / case).glob("dflash*") if path.is_dir()), None)
 
 
 @functools.cache
