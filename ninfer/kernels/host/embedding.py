@@ -53,4 +53,5 @@ def _gather(
         if token < 0 or token >= len(base):
             raise IndexError("a token id lies outside the embedding table")
         decode_row(bits, base[token], high[token], scales[token], codes, row)
-        out[t, :] = row[:width]
+        for i in range(width):
+            out[t, i] = row[i]

@@ -129,6 +129,45 @@ def _expand_codes(typing: Any, codes: Any, values: Any, start: Any, offset: Any,
     return types.void(codes, values, types.intp, types.float32, types.float32), generate
 
 
+def _make_load(bits: int) -> Callable[..., Any]:
+    """Make ``load(octets, index)``: word ``index`` of flat u8 memory, aligned to its own size.
+
+    Said with a pointer because each `ndarray.view` costs a quarter of a second to compile.
+    """
+
+    @intrinsic
+    def load(typing: Any, octets: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            octets, index = values
+            offset = builder.mul(index, index.type(bits // 8))
+            word = ir.IntType(bits)
+            source = _pointer(context, builder, signature.args[0], octets, offset, word)
+            return builder.load(source, align=bits // 8)
+
+        return getattr(types, f"uint{bits}")(octets, types.intp), generate
+
+    return load  # type: ignore[no-any-return]
+
+
+_load_u16 = _make_load(16)
+_load_u32 = _make_load(32)
+_load_u64 = _make_load(64)
+
+
+@intrinsic
+def _store_codes(typing: Any, codes: Any, index: Any, eight: Any) -> Any:
+    """Write 8 codes, the lowest byte first, to ``codes[8 * index :]``."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        codes, index, eight = values
+        offset = builder.mul(index, index.type(8))
+        target = _pointer(context, builder, signature.args[0], codes, offset, ir.IntType(64))
+        builder.store(eight, target, align=8)
+        return context.get_dummy_value()
+
+    return types.void(codes, types.intp, types.uint64), generate
+
+
 @njit(nogil=True, cache=True)
 def half_to_f32(word: int) -> Any:
     """Widen a binary16 word; exact, infinities and NaN included."""
@@ -186,30 +225,26 @@ def decode_row(
             values; bf16 writes no padding.
     """
     if bits == 16:
-        words = base.view(np.uint16)
-        out_words = out.view(np.uint32)
-        for k in range(len(words)):
-            out_words[k] = np.uint32(words[k]) << np.uint32(16)
+        for k in range(len(base) // 2):
+            out[k] = np.uint32(np.uint32(_load_u16(base, k)) << 16).view(np.float32)
         return
     # Codes become unsigned bytes: flipping the sign bit adds half the range, taken off below.
-    eight = codes.view(np.uint64)
-    nibbles = base.view(np.uint32)
+    num_words = len(base) // 4
     if bits == 4:
-        for i in range(len(nibbles)):
-            eight[i] = _spread_nibbles(nibbles[i]) ^ np.uint64(0x0808080808080808)
+        for i in range(num_words):
+            eight = _spread_nibbles(_load_u32(base, i))
+            _store_codes(codes, i, eight ^ np.uint64(0x0808080808080808))
     elif bits == 5:
-        for i in range(len(nibbles)):
-            upper = _spread_bits(high[i])
-            eight[i] = (_spread_nibbles(nibbles[i]) | upper) ^ np.uint64(0x1010101010101010)
+        for i in range(num_words):
+            eight = _spread_nibbles(_load_u32(base, i)) | _spread_bits(high[i])
+            _store_codes(codes, i, eight ^ np.uint64(0x1010101010101010))
     elif bits == 6:
-        pairs = high.view(np.uint16)
-        for i in range(len(nibbles)):
-            upper = _spread_pairs(pairs[i])
-            eight[i] = (_spread_nibbles(nibbles[i]) | upper) ^ np.uint64(0x2020202020202020)
+        for i in range(num_words):
+            eight = _spread_nibbles(_load_u32(base, i)) | _spread_pairs(_load_u16(high, i))
+            _store_codes(codes, i, eight ^ np.uint64(0x2020202020202020))
     else:
-        octets = base.view(np.uint64)
-        for i in range(len(octets)):
-            eight[i] = octets[i] ^ np.uint64(0x8080808080808080)
+        for i in range(len(base) // 8):
+            _store_codes(codes, i, _load_u64(base, i) ^ np.uint64(0x8080808080808080))
     offset = np.float32(1 << (bits - 1))
     parts = 1 if bits == 8 else 2
     for part in range(len(scales) * parts):

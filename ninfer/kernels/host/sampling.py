@@ -148,15 +148,24 @@ def _sample(
         if num == 0:
             tokens[row] = _lowest_permitted(mask[row], addressable)
             continue
+        best = 0
+        for i in range(1, num):
+            if values[i] > values[best]:
+                best = i
         if not temperature[row] > 0:
-            tokens[row] = ids[np.argmax(values[:num])]
+            tokens[row] = ids[best]
             continue
+        divisor = np.float64(temperature[row])
+        largest = values[best] / divisor
         for i in range(num):
-            values[i] /= np.float64(temperature[row])
-        start = _filter(values[:num], ids[:num], top_k[row], np.float64(top_p[row]))
+            values[i] /= divisor
+        start = _filter(values, ids, num, largest, top_k[row], np.float64(top_p[row]))
         tokens[row] = _draw(
-            values[start:num],
-            ids[start:num],
+            values,
+            ids,
+            start,
+            num,
+            largest,
             np.float64(min_p[row]),
             seeds[row, 0],
             seeds[row, 1],
@@ -214,17 +223,14 @@ def _collect(
 
 
 @njit(nogil=True, cache=True)
-def _filter(values: Array, ids: Array, top_k: int, top_p: float) -> int:
-    """Apply top_k, then top_p.
+def _filter(values: Array, ids: Array, num: int, largest: float, top_k: int, top_p: float) -> int:
+    """Apply top_k, then top_p to the first ``num`` candidates, whose largest value is given.
 
-    The candidates are reordered; the kept ones are those from the returned index on, the best one
-    last.
+    They are reordered; the kept ones are those from the returned index on, the best one last.
     """
-    num = len(values)
     has_top_k, has_top_p = 0 < top_k < num, top_p < 1.0
     if not has_top_k and not has_top_p:
         return 0
-    largest = np.max(values)
     total = 0.0
     if has_top_p and not has_top_k:
         for i in range(num):
@@ -260,7 +266,7 @@ def _pop(values: Array, ids: Array, size: int) -> int:
     last = size - 1
     values[0], values[last] = values[last], values[0]
     ids[0], ids[last] = ids[last], ids[0]
-    _sift_down(values, ids, 0, last)
+    _sift_down(values, ids, np.int64(0), last)  # a literal would be compiled once more
     return last
 
 
@@ -289,13 +295,20 @@ def _is_before(value: float, token: int, other_value: float, other_token: int) -
 
 @njit(nogil=True, cache=True)
 def _draw(
-    values: Array, ids: Array, min_p: float, seed_low: int, seed_high: int, position: int
+    values: Array,
+    ids: Array,
+    start: int,
+    stop: int,
+    largest: float,
+    min_p: float,
+    seed_low: int,
+    seed_high: int,
+    position: int,
 ) -> int:
     """Return the id with the largest sum of log-probability and noise among those min_p keeps."""
-    largest = np.max(values)
     floor = min(min_p, 1.0)
-    best, best_id = -np.inf, -1
-    for i in range(len(values)):
+    best, best_id = -np.inf, np.int32(-1)
+    for i in range(start, stop):
         if floor > 0.0 and math.exp(values[i] - largest) < floor:
             continue
         u = _uniform(position, ids[i], _PURPOSE_TARGET, seed_low, seed_high)
