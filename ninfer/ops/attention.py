@@ -10,6 +10,7 @@ model contract 3.4.
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
 from ninfer.ops.kv_cache import PagedKv, check_planes
+from ninfer.ops.linear import expect_storage
 from ninfer.tensor import DType, LinearInput, Tensor
 
 
@@ -88,3 +89,4 @@ def _check(
     expect("table_rows", table_rows, (num_tokens,), DType.I32)
     expect("positions", positions, (num_tokens,), DType.I32)
     expect_input("out", out, num_tokens, num_heads * head_dim)
+    expect_storage(ctx, "out", out)

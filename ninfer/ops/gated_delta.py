@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
+from ninfer.ops.linear import expect_storage
 from ninfer.tensor import DType, LinearInput, Tensor
 
 CONV_WIDTH = 4
@@ -184,6 +185,7 @@ def _check(
     expect("projected", projected, (num_columns, dims.channels + dims.value_width), act)
     expect("ab", ab, (num_columns, 2 * heads), act, DType.F32)
     expect_input("out", out, num_columns, dims.value_width)
+    expect_storage(ctx, "out", out)
     expect("convolution", weights.convolution, (CONV_WIDTH, dims.channels), DType.BF16)
     expect("a_log", weights.a_log, (heads,), DType.F32)
     expect("dt_bias", weights.dt_bias, (heads,), DType.F32)

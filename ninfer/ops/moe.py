@@ -10,6 +10,7 @@ are plain linear ops of the caller. Source: model contract 3.6.
 
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
+from ninfer.ops.linear import expect_storage, expect_weight
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor
 
 
@@ -71,6 +72,9 @@ def experts(
     num_tokens, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
     expect_input("x", x, num_tokens, hidden)
+    expect_storage(ctx, "x", x)
+    expect_weight(ctx, "gate_up", gate_up, hidden)
+    expect_weight(ctx, "down", down, width)
     num_experts, rest = divmod(down.num_rows, hidden)
     require(rest == 0, f"down: {down.num_rows} rows are no experts of {hidden}")
     require(

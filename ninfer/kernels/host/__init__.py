@@ -1,5 +1,25 @@
 """The kernel table of the host device: one module for each op family."""
 
-from ninfer.kernels.host import embedding, linear, norm, pointwise, sampling
+from ninfer.kernels.host import (
+    attention,
+    embedding,
+    gated_delta,
+    kv_cache,
+    linear,
+    moe,
+    norm,
+    pointwise,
+    sampling,
+)
 
-__all__ = ["embedding", "linear", "norm", "pointwise", "sampling"]
+__all__ = [
+    "attention",
+    "embedding",
+    "gated_delta",
+    "kv_cache",
+    "linear",
+    "moe",
+    "norm",
+    "pointwise",
+    "sampling",
+]
