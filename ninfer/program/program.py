@@ -131,7 +131,7 @@ class ModelProgram:
         """Read back the logits of a pending decode round, [B, vocab_rows]; for diagnostics."""
         return self._generation().units.pending_logits(batch)
 
-    def score(self, tokens: Sequence[int]) -> WindowScores:
+    def score_window(self, tokens: Sequence[int]) -> WindowScores:
         """Score one window of text; only on a Program built for scoring.
 
         Raises:

@@ -8,7 +8,7 @@ for this purpose only. Where windows start and how far they overlap is the calle
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ _SLOT: Final = 0
 _ROW: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WindowScores:
+class WindowScores(NamedTuple):
     """Scores of a window of n tokens.
 
     Attributes:

@@ -15,7 +15,7 @@ from ninfer.errors import (
 )
 from ninfer.generation import SamplingParams
 from ninfer.host.device import HostDevice
-from ninfer.program.contract import Release
+from ninfer.program.contract import Program, Release
 from tests.support.golden import load
 from tests.support.model_cases import CASES, open_case
 from tests.support.program_driver import ProgramDriver
@@ -254,9 +254,15 @@ def test_a_closed_program_refuses_every_call_and_closes_again() -> None:
             driver.program.free()
 
 
+def test_the_facade_is_what_the_engine_asks_for(eight: ProgramDriver) -> None:
+    program: Program = eight.program  # checked by mypy, member by member
+
+    assert program.capacity.max_concurrency == 8
+
+
 def test_a_program_for_generation_does_not_score(eight: ProgramDriver) -> None:
     with pytest.raises(InvariantError):
-        eight.program.score([1, 2, 3])
+        eight.program.score_window([1, 2, 3])
 
 
 @pytest.mark.parametrize(
