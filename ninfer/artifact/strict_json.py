@@ -1,6 +1,6 @@
 """JSON text to Python values, stricter than the standard parser and never failing otherwise.
 
-UTF-8 only, no member twice in one object, no NaN or Infinity, bounded numbers and nesting. Source:
+UTF-8 only, no member twice in one object, no NaN or Infinity, bounded integers and nesting. Source:
 artifact page, section 4; RFC 8259.
 """
 
@@ -12,8 +12,8 @@ from ninfer.artifact.format import ArtifactCode, ArtifactError
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 JsonObject: TypeAlias = dict[str, JsonValue]
 
-_MAX_NUMBER_CHARACTERS: Final = 4300
-_EXACT_CHARACTERS: Final = 21  # a sign and the twenty digits of 2^64
+_MAX_DIGITS: Final = 4300  # the standard parser's own default limit
+_EXACT_DIGITS: Final = 20  # of 2^64
 _BEYOND_U64: Final = 1 << 64
 
 
@@ -37,7 +37,6 @@ def parse_json(text: bytes) -> JsonValue:
             decoded,
             object_pairs_hook=_unique_members,
             parse_int=_integer,
-            parse_float=_fraction,
             parse_constant=_refuse_constant,
         )
     except json.JSONDecodeError as error:
@@ -62,24 +61,14 @@ def _unique_members(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     return members
 
 
-def _integer(digits: str) -> int:
-    """Convert an integer; its text is already valid JSON."""
-    _bound(digits)
-    if len(digits) <= _EXACT_CHARACTERS:
-        return int(digits)
-    return -_BEYOND_U64 if digits.startswith("-") else _BEYOND_U64
-
-
-def _fraction(digits: str) -> float:
-    """Convert a number with a fraction or an exponent; overflow gives infinity."""
-    _bound(digits)
-    return float(digits)
-
-
-def _bound(digits: str) -> None:
-    """Refuse numbers whose text is too long."""
-    if len(digits) > _MAX_NUMBER_CHARACTERS:
-        raise _syntax(f"a number of {len(digits)} characters")
+def _integer(text: str) -> int:
+    """Convert an integer whose text is already valid JSON."""
+    num_digits = len(text.removeprefix("-"))
+    if num_digits > _MAX_DIGITS:
+        raise _syntax(f"an integer of {num_digits} digits")
+    if num_digits <= _EXACT_DIGITS:
+        return int(text)
+    return -_BEYOND_U64 if text.startswith("-") else _BEYOND_U64
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -169,6 +169,16 @@ def resident_bytes(path: Path) -> int:
     return int(rss.split()[1]) * 1024
 
 
+def test_short_reads_of_the_system_are_continued(
+    example_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: pread(fd, min(nbytes, 7), at))
+
+    with ArtifactReader.open(example_path) as reader:
+        assert len(reader.objects) == 3
+
+
 def test_failed_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
     path = tmp_path / "bad.ninfer"
     path.write_bytes(example()[:-1])
