@@ -315,7 +315,7 @@ def _draw(
         total = values[i] - math.log(-math.log(u))
         if best_id < 0 or _is_before(total, ids[i], best, best_id):
             best, best_id = total, ids[i]
-    return best_id
+    return int(best_id)
 
 
 @njit(nogil=True, cache=True)
