@@ -6,7 +6,7 @@ line's business.
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ninfer.errors import ConfigurationError
 
@@ -58,6 +58,8 @@ class EngineConfig:
         max_concurrency: active requests, 1..8.
         max_pending: waiting requests, at least 0.
         max_context: longest sequence in tokens.
+        shrinks_context: a model with fewer positions makes ``max_context`` smaller instead of
+            refusing it.
         kv_capacity: tokens that all KV pages hold together; None is automatic.
         kv_headroom_bytes: device bytes an automatic capacity leaves free.
         prefill_chunk: tokens of one prefill unit, a multiple of 128.
@@ -71,6 +73,7 @@ class EngineConfig:
     max_concurrency: int = 1
     max_pending: int = 16
     max_context: int = 4096
+    shrinks_context: bool = False
     kv_capacity: int | None = None
     kv_headroom_bytes: int = 1 << 30
     kv_dtype: KvDtype = KvDtype.AUTO
@@ -109,6 +112,22 @@ class EngineConfig:
             _in_range("draft_tokens", self.draft_tokens, 1, limit)
         if self.purpose is Purpose.CAUSAL_SCORING and self.max_concurrency != 1:
             raise _refused("max_concurrency", self.max_concurrency, "1 for scoring")
+
+
+def fitted(config: EngineConfig, model_positions: int) -> EngineConfig:
+    """Return ``config`` with the context that a model of ``model_positions`` gets.
+
+    Raises:
+        ConfigurationError: the model has fewer positions, and the context may not shrink.
+    """
+    if config.max_context <= model_positions:
+        return config
+    if not config.shrinks_context:
+        raise ConfigurationError(
+            f"max_context is {config.max_context}; this model has {model_positions} positions",
+            field="max_context",
+        )
+    return replace(config, max_context=model_positions)
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:

@@ -29,6 +29,7 @@ def tokens_or_auto(text: str) -> int | None:
 
 def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> None:
     """Add the options that `engine_config` reads."""
+    parser.set_defaults(default_context=max_context)
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--device", default="auto", metavar="auto|host|N", help="where to run (default: auto)"
@@ -36,9 +37,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> 
     group.add_argument(
         "--max-context",
         type=integer,
-        default=max_context,
+        default=None,
         metavar="N",
-        help=f"longest sequence in tokens (default: {max_context})",
+        help=f"longest sequence in tokens (default: {max_context}, or the model's own if less)",
     )
     group.add_argument(
         "--kv-capacity",
@@ -132,11 +133,14 @@ def engine_config(
     Raises:
         ConfigurationError: an option or a combination is illegal.
     """
+    is_default = options.max_context is None
+    context = options.default_context if is_default else options.max_context
     return EngineConfig(
         purpose=purpose,
         device=options.device,
         max_concurrency=max_concurrency,
-        max_context=options.max_context,
+        max_context=context,
+        shrinks_context=is_default,
         kv_capacity=options.kv_capacity,
         kv_dtype=KvDtype(options.kv_dtype),
         prefill_chunk=options.prefill_chunk,

@@ -1,0 +1,125 @@
+"""``ninfer chat``: a conversation on the terminal, its history in memory.
+
+``/reset`` forgets, ``/save FILE`` and ``/load FILE`` keep the messages as JSON, ``/think on|off``
+switches thinking, ``/quit`` leaves. Ctrl-C stops the answer; pressed again, or at the prompt, it
+leaves.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.generate import open_engine, statistics, write_event
+from ninfer.cli.options import add_engine_options, add_sampling_options
+from ninfer.cli.request_input import prompt_options, read_json, request_options
+from ninfer.errors import NinferError, RequestError
+from ninfer.generation import GenerationResult
+from ninfer.runtime import Engine
+
+HELP = "/reset  /save FILE  /load FILE  /think on|off  /quit"
+
+
+@dataclass(slots=True)
+class Talk:
+    """What the conversation remembers."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    is_over: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--no-show-thinking", action="store_true")
+    add_sampling_options(parser)
+    add_engine_options(parser, max_context=8192)
+
+
+def run(options: argparse.Namespace, console: Console) -> ExitCode:
+    """Talk until the input ends or the user leaves."""
+    talk = Talk(_opening(options))
+    with open_engine(options, console) as engine:
+        console.note(f"{engine.model_id} is ready. {HELP}")
+        while not talk.is_over:
+            try:
+                line = input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                break
+            try:
+                _take(line, talk, engine, options, console)
+            except (RequestError, UsageError) as error:
+                console.note(f"error: {error}")
+    return ExitCode.DONE
+
+
+def _opening(options: argparse.Namespace) -> list[dict[str, Any]]:
+    return [] if options.system is None else [{"role": "system", "content": options.system}]
+
+
+def _take(
+    line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
+) -> None:
+    if line.startswith("/"):
+        _command(line, talk, options, console)
+    elif line.strip():
+        _answer(line, talk, engine, options, console)
+
+
+def _command(line: str, talk: Talk, options: argparse.Namespace, console: Console) -> None:
+    name, _, argument = line.partition(" ")
+    match name, argument.strip():
+        case "/quit", "":
+            talk.is_over = True
+        case "/reset", "":
+            talk.messages = _opening(options)
+            console.note("forgotten")
+        case "/save", path if path:
+            try:
+                Path(path).write_text(json.dumps(talk.messages, ensure_ascii=False, indent=1))
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error}") from error
+            console.note(f"saved {len(talk.messages)} messages")
+        case "/load", path if path:
+            messages = read_json(path)
+            if not isinstance(messages, list):
+                raise UsageError(f"{path} is not a JSON list of messages")
+            talk.messages = messages
+            console.note(f"loaded {len(messages)} messages")
+        case "/think", ("on" | "off") as switch:
+            options.no_thinking = switch == "off"
+        case "/image", _:
+            raise UsageError("images cannot be read: this build runs text only")
+        case _:
+            console.note(HELP)
+
+
+def _answer(
+    line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
+) -> None:
+    messages = [*talk.messages, {"role": "user", "content": line}]
+    prepared = engine.prepare(messages, prompt=prompt_options(options))
+    result = None
+    with engine.submit(prepared, request_options(engine, options, prepared)) as handle:
+        try:
+            for event in handle:
+                write_event(event, console, shows_thinking=not options.no_show_thinking)
+                if isinstance(event, GenerationResult):
+                    result = event
+        except KeyboardInterrupt:
+            handle.cancel()
+            result = handle.result()
+    if result is None:
+        raise NinferError("the request ended without a result")
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    console.note(statistics(result))
+    answer: dict[str, Any] = {"role": "assistant", "content": result.summary.content}
+    if result.summary.reasoning:
+        answer["reasoning_content"] = result.summary.reasoning
+    talk.messages = [*messages, answer]

@@ -1,0 +1,152 @@
+"""``ninfer generate``: one request, its answer on standard output."""
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.options import add_engine_options, add_sampling_options, engine_config
+from ninfer.cli.request_input import add_prompt_options, prepare_input, read_text, request_options
+from ninfer.frontend.frontend import PreparedInput
+from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold, timings_json
+from ninfer.generation import (
+    Channel,
+    FinishReason,
+    GenerationEvent,
+    GenerationResult,
+    OutputCommitted,
+    PrefillProgress,
+    TextDelta,
+)
+from ninfer.runtime import Engine, RequestOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_prompt_options(parser)
+    add_sampling_options(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--output", choices=["text", "json", "jsonl"], default="text")
+    group.add_argument("--return-token-ids", action="store_true", help="token ids in the JSON")
+    group.add_argument(
+        "--require-complete", action="store_true", help="exit 6 when the answer hit a limit"
+    )
+    group.add_argument("--no-show-thinking", action="store_true")
+    add_engine_options(parser, max_context=4096)
+
+
+def run(options: argparse.Namespace, console: Console) -> ExitCode:
+    """Answer one request."""
+    with open_engine(options, console) as engine:
+        prepared = prepare_input(engine, options)
+        request = request_options(engine, options, prepared)
+        with engine.submit(prepared, request) as handle:
+            if options.output == "text":
+                result = _write_text(handle, console, shows=not options.no_show_thinking)
+            else:
+                result = _write_json(handle, engine, prepared, request, options)
+    console.note(statistics(result))
+    if options.require_complete and result.finish is FinishReason.LENGTH:
+        return ExitCode.INCOMPLETE
+    return ExitCode.DONE
+
+
+def open_engine(
+    options: argparse.Namespace, console: Console, *, max_concurrency: int = 1
+) -> Engine:
+    """Load the model that the engine options describe, with progress."""
+    template = options.chat_template
+    return Engine(
+        options.model,
+        config=engine_config(options, max_concurrency=max_concurrency),
+        chat_template=None if template is None else read_text(template),
+        progress=lambda done, total: console.progress("loading", done, total),
+    )
+
+
+def statistics(result: GenerationResult) -> str:
+    """One line about a finished request, for standard error."""
+    timings, usage = timings_json(result), result.usage
+    return (
+        f"[{result.finish.value}] prompt {usage.prompt_tokens} tokens, "
+        f"{timings['prompt_per_second']:.1f}/s; answer {usage.completion_tokens} tokens, "
+        f"{timings['predicted_per_second']:.1f}/s"
+    )
+
+
+def write_event(event: GenerationEvent, console: Console, *, shows_thinking: bool) -> None:
+    """Write what one event says: content to standard output, thinking to standard error."""
+    match event:
+        case PrefillProgress():
+            console.progress("prefill", event.processed_tokens, event.prompt_tokens, "tokens")
+        case OutputCommitted():
+            for delta in event.deltas:
+                if not isinstance(delta, TextDelta):
+                    continue
+                if delta.channel is Channel.CONTENT:
+                    sys.stdout.write(delta.text)
+                    sys.stdout.flush()
+                elif shows_thinking:
+                    console.thinking(delta.text)
+        case _:
+            pass
+
+
+def _write_text(
+    events: Iterable[GenerationEvent], console: Console, *, shows: bool
+) -> GenerationResult:
+    result = None
+    for event in events:
+        write_event(event, console, shows_thinking=shows)
+        if isinstance(event, GenerationResult):
+            result = event
+    if result is None:
+        raise ValueError("the request ended without a result")
+    for call in result.summary.tool_calls:
+        document = {"name": call.name, "arguments": json.loads(call.arguments)}
+        sys.stdout.write(json.dumps({"tool_call": document}, ensure_ascii=False) + "\n")
+    if sys.stdout.isatty() and not result.summary.content.endswith("\n"):
+        sys.stdout.write("\n")
+    sys.stdout.flush()
+    return result
+
+
+def _write_json(
+    events: Iterable[GenerationEvent],
+    engine: Engine,
+    prepared: PreparedInput,
+    request: RequestOptions,
+    options: argparse.Namespace,
+) -> GenerationResult:
+    extra: dict[str, object] = {"request_id": f"req_{secrets.token_hex(12)}"}
+    if request.sampling is not None:
+        extra["seed"] = request.sampling.seed
+    identity = ReplyIdentity(
+        reply_id=f"chatcmpl-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        model=engine.model_id,
+        fingerprint=engine.fingerprint,
+        extra=extra,
+    )
+    stream = ChatStream(identity, has_usage=True)
+    chunks, result = [], None
+    for event in events:
+        if isinstance(event, GenerationResult):
+            result = event
+            if options.return_token_ids:
+                extra["prompt_token_ids"] = list(prepared.prompt.token_ids)
+                extra["token_ids"] = list(event.token_ids)
+        for chunk in stream.chunks(event):
+            chunks.append(chunk)
+            if options.output == "jsonl":
+                print(json.dumps(chunk, ensure_ascii=False), flush=True)
+    if result is None:
+        raise ValueError("the request ended without a result")
+    if options.output == "json":
+        print(json.dumps(fold(chunks), ensure_ascii=False))
+    return result

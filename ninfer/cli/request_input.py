@@ -1,0 +1,133 @@
+"""What the user asks: prompt, messages, tools and token lists from options and files.
+
+Files named ``-`` are standard input. An unreadable file or one that is no JSON is a usage error;
+what its content means is checked by the frontend, in the words that HTTP uses.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ninfer.cli.exit_codes import UsageError
+from ninfer.cli.options import sampling_params
+from ninfer.errors import RequestError, UnsupportedFeature
+from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
+from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, RequestOptions
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `prepare_input` reads."""
+    group = parser.add_argument_group("prompt, exactly one of the first four")
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="one user message")
+    source.add_argument("--prompt-file", metavar="FILE", help="one user message from a file")
+    source.add_argument("--messages", metavar="FILE", help="JSON list of chat messages")
+    source.add_argument("--prompt-tokens", metavar="FILE", help="JSON list of token ids")
+    group.add_argument("--system", metavar="TEXT", help="system message before --prompt")
+    group.add_argument("--raw", action="store_true", help="no chat template around --prompt")
+    group.add_argument("--image", action="append", default=[], metavar="FILE")
+    group.add_argument("--tools", metavar="FILE", help="JSON list of tool definitions")
+    group.add_argument("--json-schema", metavar="FILE", help="constrain the answer to a schema")
+
+
+def read_text(path: str) -> str:
+    """Read a whole UTF-8 file.
+
+    Raises:
+        UsageError: it cannot be read or is not UTF-8.
+    """
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def read_json(path: str) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        UsageError: it cannot be read or is not JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+
+
+def read_token_list(value: object, source: str) -> list[int]:
+    """Check that a JSON value is a list of integers.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(value, list) or not all(
+        isinstance(item, int) and not isinstance(item, bool) for item in value
+    ):
+        raise UsageError(f"{source} is not a JSON list of token ids")
+    return value
+
+
+def prompt_options(options: argparse.Namespace) -> PromptOptions:
+    """How the conversation is rendered."""
+    return PromptOptions(
+        enable_thinking=False if options.no_thinking else None,
+        preserve_thinking=True if options.preserve_thinking else None,
+        reasoning_effort=options.reasoning_effort,
+    )
+
+
+def prepare_input(engine: Engine, options: argparse.Namespace) -> PreparedInput:
+    """Turn the prompt options into tokens.
+
+    Raises:
+        RequestError: the input cannot be represented.
+        UsageError: a file cannot be read.
+    """
+    if options.image:
+        raise UnsupportedFeature(
+            "images cannot be read: this build runs text only", code="vision_disabled"
+        )
+    if options.json_schema is not None:
+        raise UnsupportedFeature("--json-schema: structured output is not available yet")
+    if options.prompt_tokens is not None:
+        value = read_json(options.prompt_tokens)
+        return engine.frontend.prepare_tokens(read_token_list(value, options.prompt_tokens))
+    if options.messages is not None:
+        messages = read_json(options.messages)
+    else:
+        from_file = options.prompt is None
+        text = read_text(options.prompt_file) if from_file else options.prompt
+        if options.raw:
+            return engine.frontend.prepare_raw(text, parse_special=True)
+        messages = [{"role": "user", "content": text}]
+        if options.system is not None:
+            messages.insert(0, {"role": "system", "content": options.system})
+    if options.raw:
+        raise UsageError("--raw goes with --prompt or --prompt-file")
+    if not isinstance(messages, list):
+        raise RequestError("messages must be a list", code="invalid_type", field="messages")
+    tools = None if options.tools is None else read_json(options.tools)
+    return engine.prepare(messages, tools=tools, prompt=prompt_options(options))
+
+
+def request_options(
+    engine: Engine, options: argparse.Namespace, prepared: PreparedInput
+) -> RequestOptions:
+    """How the answer is made, from the sampling options.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+    preset = engine.sampling_preset(prepared)
+    wanted = DEFAULT_MAX_NEW_TOKENS if options.max_new is None else options.max_new
+    if wanted < 0:
+        raise RequestError(f"max_new is {wanted}; allowed is 0 and more", field="max_new")
+    return RequestOptions(
+        sampling=sampling_params(options, preset),
+        max_new_tokens=wanted,
+        output=OutputOptions(stop=tuple(options.stop), thinking_budget=options.thinking_budget),
+    )

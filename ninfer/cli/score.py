@@ -1,0 +1,74 @@
+"""``ninfer score``: log-probabilities of texts, or of token lists."""
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.options import add_engine_options, engine_config, integer
+from ninfer.cli.request_input import read_text, read_token_list
+from ninfer.config import Purpose
+from ninfer.runtime import Scorer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--file", metavar="FILE", help="text; - is standard input")
+    source.add_argument(
+        "--tokens",
+        metavar="FILE",
+        help='JSON lines {"tokens": [...]}; one line comes back for each',
+    )
+    parser.add_argument("--window", type=integer, metavar="N", help="tokens of one window")
+    parser.add_argument("--stride", type=integer, metavar="N", help="new tokens of a window")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    add_engine_options(parser, max_context=4096)
+
+
+def run(options: argparse.Namespace, console: Console) -> ExitCode:
+    """Score everything the source holds."""
+    lists = None if options.tokens is None else list(_token_lists(options.tokens))
+    text = None if options.file is None else read_text(options.file)
+    with Scorer(
+        options.model,
+        config=engine_config(options, purpose=Purpose.CAUSAL_SCORING),
+        progress=lambda done, total: console.progress("loading", done, total),
+    ) as scorer:
+        if lists is not None:
+            for tokens in lists:
+                score = scorer.score(tokens, window=options.window, stride=options.stride)
+                line = {"logprobs": score.logprobs, "argmax": score.argmax}
+                print(json.dumps(line), flush=True)
+            return ExitCode.DONE
+        tokens = list(scorer.frontend.prepare_raw(text or "").prompt.token_ids)
+        score = scorer.score(tokens, window=options.window, stride=options.stride)
+    if options.format == "json":
+        document = {
+            "tokens": tokens,
+            "logprobs": score.logprobs,
+            "argmax": score.argmax,
+            "num_scored": score.num_scored,
+            "mean_nll": score.mean_nll if score.num_scored else None,
+            "perplexity": score.perplexity if score.num_scored else None,
+        }
+        print(json.dumps(document))
+    else:
+        print(f"tokens      {len(tokens)}")
+        print(f"mean nll    {score.mean_nll:.6f}")
+        print(f"perplexity  {score.perplexity:.4f}")
+    return ExitCode.DONE
+
+
+def _token_lists(path: str) -> Iterator[list[int]]:
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}: not JSON: {error}") from error
+        tokens = document.get("tokens") if isinstance(document, dict) else None
+        yield read_token_list(tokens, f"{path}, line {number}: tokens")

@@ -1,0 +1,373 @@
+"""The library entry, and the only place that builds and closes a whole stack.
+
+    artifact -> contract -> frontend, device -> Program -> engine and its worker
+
+`Engine` generates, `Scorer` scores texts; the purpose of a stack is fixed when it is built. Both
+own everything below them and are context managers. Knows no protocol and no terminal.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ninfer.artifact.reader import ArtifactReader
+from ninfer.config import EngineConfig, Purpose, fitted
+from ninfer.device import Device
+from ninfer.engine.engine_core import EngineCore
+from ninfer.engine.engine_status import EngineStatus
+from ninfer.engine.engine_worker import EngineWorker
+from ninfer.engine.response_channel import GenerationHandle
+from ninfer.engine.scoring import CausalScoreCore, TextScore
+from ninfer.errors import ConfigurationError, DeviceUnavailable, RequestError
+from ninfer.frontend.conversation import Conversation
+from ninfer.frontend.frontend import Frontend, OutputOptions, PreparedInput, PromptOptions
+from ninfer.frontend.message_json import parse_messages, parse_tools
+from ninfer.generation import (
+    CacheMode,
+    Channel,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from ninfer.host.device import HostDevice
+from ninfer.models.qwen_hybrid.binding import bind
+from ninfer.program.program import ModelProgram
+from ninfer.program.program_builder import build_program
+from ninfer.version import __version__
+
+DEFAULT_MAX_NEW_TOKENS = 8192
+"""Output budget of a request that names none; clamped to the context like every budget."""
+
+NON_THINKING_PRESET = SamplingParams(
+    temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, presence_penalty=1.5
+)
+"""Sampling of chat answers without thinking (serving contract, section 4)."""
+
+Progress = Callable[[int, int], None]
+
+_FINGERPRINT_BLOCKS = 64
+_FINGERPRINT_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """How one prepared input is answered.
+
+    Attributes:
+        sampling: None takes the publisher's values.
+        max_new_tokens: output budget; clamped to what the context leaves.
+        output: stop strings, thinking budget and the like.
+        queue_timeout_s, request_timeout_s: None is unlimited.
+        session_key: hint that requests belong together.
+    """
+
+    sampling: SamplingParams | None = None
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    output: OutputOptions = field(default_factory=OutputOptions)
+    cache: CacheMode = CacheMode.READ_WRITE
+    queue_timeout_s: float | None = None
+    request_timeout_s: float | None = None
+    session_key: str | None = None
+
+
+class Engine:
+    """One model, ready to answer up to ``config.max_concurrency`` requests at a time.
+
+    Submitting is safe from any thread. `close` ends what runs and frees everything.
+
+    Attributes:
+        frontend: text to tokens and back.
+        model_id: identity of the model.
+        weights_id: storage profile of the artifact.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        config: EngineConfig | None = None,
+        chat_template: str | None = None,
+        progress: Progress | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Load a model and start its worker.
+
+        Args:
+            model: path of the artifact.
+            config: start-up options; its purpose must be generation.
+            chat_template: source of a template to use instead of the artifact's.
+            progress: told (bytes loaded, bytes in all) while weights are loaded.
+            clock: seconds; never goes back.
+
+        Raises:
+            ArtifactError: the file is no artifact of a registered model.
+            ConfigurationError: an option does not fit this model.
+            DeviceUnavailable: there is no such device.
+            OutOfDeviceMemory: the start-up plan does not fit.
+        """
+        config = config or EngineConfig(shrinks_context=True)
+        if config.purpose is not Purpose.GENERATION:
+            raise ConfigurationError("an Engine generates; use Scorer to score", field="purpose")
+        with ExitStack() as stack:
+            loaded = stack.enter_context(_LoadedModel(model, config, chat_template, progress))
+            core = EngineCore(
+                loaded.program,
+                max_pending=config.max_pending,
+                num_checkpoint_slots=config.device_state_slots + config.host_state_slots,
+                clock=clock,
+            )
+            self._worker = stack.enter_context(EngineWorker(core))
+            self._stack = stack.pop_all()
+        self._loaded = loaded
+        self.frontend = loaded.frontend
+        self.model_id = loaded.model_id
+        self.weights_id = loaded.weights_id
+
+    @property
+    def config(self) -> EngineConfig:
+        """Start-up options."""
+        return self._loaded.config
+
+    @property
+    def memory_account(self) -> str:
+        """What was allocated for what, as a table for people."""
+        return self._loaded.program.memory.account()
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes exactly when something that can change bits changes."""
+        return self._loaded.fingerprint
+
+    def sampling_preset(self, prepared: PreparedInput) -> SamplingParams:
+        """Sampling values for a request that names none.
+
+        The publisher's values, except that a chat answer without thinking has a preset of its own.
+        """
+        published = self.frontend.sampling_defaults
+        is_plain_chat = bool(prepared.prompt.boundaries) and prepared.start is Channel.CONTENT
+        if is_plain_chat and not published.is_greedy:
+            return NON_THINKING_PRESET
+        return published
+
+    def status(self) -> EngineStatus:
+        """The newest published snapshot; takes no lock."""
+        return self._worker.core.status()
+
+    def submit(
+        self, prepared: PreparedInput, options: RequestOptions | None = None
+    ) -> GenerationHandle:
+        """Start answering a prepared input.
+
+        Raises:
+            RequestError: an option is out of range, or the prompt is too long.
+            EngineOverloaded: active plus waiting capacity is full.
+            EngineClosed: the engine is closing or closed.
+            EngineFailed: the engine has failed.
+        """
+        options = options or RequestOptions()
+        return self._worker.core.submit(self._request(prepared, options))
+
+    def generate(
+        self, prepared: PreparedInput, options: RequestOptions | None = None
+    ) -> GenerationResult:
+        """Answer a prepared input and wait for the result; raises what `submit` raises."""
+        with self.submit(prepared, options) as handle:
+            return handle.result()
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt: PromptOptions | None = None,
+    ) -> PreparedInput:
+        """Render and encode messages in the shape of OpenAI's chat API.
+
+        Raises:
+            RequestError: with the dotted path of the offending field.
+        """
+        parsed = parse_tools(None if tools is None else list(tools))
+        conversation = Conversation(parse_messages(list(messages)), parsed)
+        return self.frontend.prepare(conversation, prompt)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt: PromptOptions | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        sampling: SamplingParams | None = None,
+    ) -> GenerationResult:
+        """Answer messages and wait for the result; raises what `prepare` and `submit` raise."""
+        prepared = self.prepare(messages, tools=tools, prompt=prompt)
+        options = RequestOptions(sampling=sampling, max_new_tokens=max_new_tokens)
+        return self.generate(prepared, options)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Drain for at most ``grace_s``, cancel the rest, free everything. Idempotent."""
+        self._worker.close(grace_s)
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _request(self, prepared: PreparedInput, options: RequestOptions) -> GenerationRequest:
+        sampling = options.sampling or self.sampling_preset(prepared)
+        addressable = self.frontend.tokenizer.addressable
+        if sampling.top_k > addressable:
+            raise RequestError(
+                f"top_k is {sampling.top_k}; allowed is -1..{addressable}", field="top_k"
+            )
+        room = self.frontend.output_room(
+            prepared.prompt, options.max_new_tokens, self.config.max_context
+        )
+        self.frontend.check_thinking_budget(prepared, options.output.thinking_budget, room)
+        return GenerationRequest(
+            prompt=prepared.prompt,
+            output=self.frontend.open_session(prepared, options.output),
+            sampling=sampling,
+            max_new_tokens=room,
+            cache=options.cache,
+            queue_timeout_s=options.queue_timeout_s,
+            request_timeout_s=options.request_timeout_s,
+            session_key=options.session_key,
+        )
+
+
+class Scorer:
+    """One model that scores texts instead of continuing them; one text at a time.
+
+    Attributes:
+        frontend: text to tokens and back.
+        model_id: identity of the model.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Load a model for scoring; arguments and errors are those of `Engine`."""
+        config = config or EngineConfig(shrinks_context=True)
+        config = replace(config, purpose=Purpose.CAUSAL_SCORING)
+        with ExitStack() as stack:
+            loaded = stack.enter_context(_LoadedModel(model, config, None, progress))
+            self._stack = stack.pop_all()
+        self._core = CausalScoreCore(loaded.program, max_context=loaded.config.max_context)
+        self._lock = threading.Lock()
+        self.frontend = loaded.frontend
+        self.model_id = loaded.model_id
+
+    def score(
+        self, tokens: Sequence[int], *, window: int | None = None, stride: int | None = None
+    ) -> TextScore:
+        """Score a text of any length; see `CausalScoreCore.score`.
+
+        Raises:
+            RequestError: the text is empty or names an id that does not exist.
+        """
+        for index, token in enumerate(tokens):
+            self.frontend.tokenizer.check_id(token, f"tokens[{index}]")
+        with self._lock:
+            return self._core.score(tokens, window=window, stride=stride)
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _LoadedModel:
+    """Frontend, device and Program of one artifact; closes them in reverse order."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        config: EngineConfig,
+        chat_template: str | None,
+        progress: Progress | None,
+    ) -> None:
+        with ExitStack() as stack:
+            with ArtifactReader.open(Path(model)) as reader:
+                bound = bind(reader)
+                config = fitted(config, bound.geometry.max_positions)
+                self.config = config
+                self.model_id = bound.package.model_id
+                self.weights_id = bound.weights_id
+                self.frontend = Frontend(bound.resources, chat_template=chat_template)
+                device = stack.enter_context(open_device(config.device))
+                self.fingerprint = _fingerprint(reader, config, device)
+                self.program: ModelProgram = build_program(config, bound, reader, device, progress)
+                stack.callback(self.program.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+def _fingerprint(reader: ArtifactReader, config: EngineConfig, device: Device) -> str:
+    """Digest of the version, the bit-relevant options and samples of the whole file."""
+    digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
+    digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
+    stride = max(1, reader.file_bytes // _FINGERPRINT_BLOCKS)
+    with open(reader.path, "rb") as file:
+        digest.update(file.read(reader.payload_start))
+        for start in range(0, reader.file_bytes, stride):
+            file.seek(start)
+            digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
+    return f"nf_{digest.hexdigest()[:16]}"
+
+
+def open_device(name: str) -> Device:
+    """Open the device a configuration names.
+
+    Args:
+        name: ``"host"``, the number of a CUDA device, or ``"auto"`` for the best there is.
+
+    Raises:
+        ConfigurationError: it is none of these.
+        DeviceUnavailable: there is no such device.
+    """
+    if name in ("auto", "host"):
+        return HostDevice()
+    if not (name.isascii() and name.isdigit()):
+        raise ConfigurationError(
+            f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"
+        )
+    raise DeviceUnavailable(f"device {name}: this build has no CUDA device; use --device host")
