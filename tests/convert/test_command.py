@@ -1,0 +1,166 @@
+"""Exit codes and streams of the converter's own door."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ninfer.artifact.reader import ArtifactReader
+from ninfer.convert import command
+from ninfer.convert.plan import ConvertOptions
+from ninfer.convert.progress import ConversionProgress
+from ninfer.convert.report import ConversionReport
+from tests.support.checkpoint_files import copy_checkpoint
+from tests.support.golden import GOLDEN
+from tests.support.tiny_model import artifact_path
+from tools.convert.__main__ import main
+
+SOURCE = str(GOLDEN / "tiny-dense" / "checkpoint")
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+def test_conversion_ends_with_0_and_a_clean_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m.ninfer"
+    draft = str(GOLDEN / "tiny-dense" / "dflash2")
+
+    code = main([SOURCE, str(output), "--profile", "bf16", "--draft", draft, "--verify"])
+
+    captured = capsys.readouterr()
+    assert code == 0
+    assert captured.out == ""
+    assert "tiny-dense bf16, 140 tensors and 6 resources" in captured.err
+    assert "against the source" in captured.err
+    assert output.read_bytes() == artifact_path("tiny-dense", "bf16").read_bytes()
+
+
+def test_dry_run_prints_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([SOURCE, str(tmp_path / "m.ninfer"), "--dry-run"])
+
+    plan = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert plan["num_tensors"] == 112
+    assert plan["is_dry_run"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [SOURCE],
+        [SOURCE, "m.ninfer", "--profile", "nvfp4"],
+        [SOURCE, "m.ninfer", "--model-id", "qwen9"],
+        [SOURCE, "m.ninfer", "--workers", "0"],
+        [SOURCE, "m.ninfer", "--prof", "bf16"],
+        [SOURCE, "m.ninfer", "--ranking", "absent.bin"],
+        [SOURCE, "absent/m.ninfer"],
+    ],
+)
+def test_wrong_usage_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(arguments) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_artifact_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "m.ninfer"
+    output.write_bytes(b"old")
+
+    assert main([SOURCE, str(output)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([SOURCE, str(output), "--force"]) == 0
+
+
+def test_damaged_checkpoint_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
+    (folder / "model.safetensors").unlink()
+
+    assert main([str(folder), str(tmp_path / "m.ninfer")]) == 3
+    assert "error: " in capsys.readouterr().err
+
+
+def test_full_disk_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(options: ConvertOptions, progress: ConversionProgress) -> ConversionReport:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "convert", full)
+
+    assert main([SOURCE, str(tmp_path / "m.ninfer")]) == 1
+
+
+def test_interrupt_ends_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: ConvertOptions, progress: ConversionProgress) -> ConversionReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "convert", interrupted)
+
+    assert main([SOURCE, str(tmp_path / "m.ninfer")]) == 130
+
+
+def test_strict_resources_have_nothing_to_say_about_test_models(tmp_path: Path) -> None:
+    assert main([SOURCE, str(tmp_path / "m.ninfer"), "--strict-resources", "--no-progress"]) == 0
+
+
+def test_progress_goes_nowhere_near_standard_output(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.convert", SOURCE, str(tmp_path / "m.ninfer")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert ended.returncode == 0
+    assert ended.stdout == b""
+    assert b"\x1b" not in ended.stderr
+    assert b"\r" not in ended.stderr
+
+
+_SLOW_CONVERSION = """
+import signal, sys, time
+from ninfer.convert import conversion
+from tools.convert import __main__ as door
+
+encode = conversion.encode_block
+
+def slow(block):
+    sys.stdout.write("running\\n")
+    sys.stdout.flush()
+    time.sleep(0.05)
+    return encode(block)
+
+conversion.encode_block = slow
+signal.signal(signal.SIGTERM, door._terminate)
+sys.exit(door.main(sys.argv[1:]))
+"""
+
+
+def test_terminated_process_leaves_nothing(tmp_path: Path) -> None:
+    arguments = [SOURCE, str(tmp_path / "m.ninfer"), "--workers", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOW_CONVERSION, *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+    assert process.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_artifact_of_the_command_can_be_opened(tmp_path: Path) -> None:
+    main([SOURCE, str(tmp_path / "m.ninfer")])
+
+    with ArtifactReader.open(tmp_path / "m.ninfer") as reader:
+        assert (reader.version, reader.model_id) == (2, "tiny-dense")
