@@ -8,7 +8,7 @@ head as well. Source: model contract 3.2; there is no scaling.
 
 from ninfer.ops.checks import expect
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear import expect_weight
+from ninfer.ops.linear_operands import expect_weight
 from ninfer.tensor import DType, Matrix, Tensor
 
 

@@ -8,18 +8,12 @@ the number of other columns, nor a row with the view it is computed through. Wha
 a resident matrix looks like in memory is the kernel table's business.
 """
 
-from ninfer.errors import ShapeError
 from ninfer.ops.checks import expect, require
 from ninfer.ops.context import OpContext
+from ninfer.ops.linear_operands import expect_format
+from ninfer.ops.linear_operands import expect_storage as expect_storage
+from ninfer.ops.linear_operands import expect_weight as expect_weight
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
-
-WEIGHT_FORMATS = (
-    TensorFormat.BF16,
-    TensorFormat.Q4,
-    TensorFormat.Q5,
-    TensorFormat.Q6,
-    TensorFormat.W8,
-)
 
 
 def input_bytes(ctx: OpContext, num_columns: int, width: int) -> int:
@@ -33,7 +27,7 @@ def resident_bytes(ctx: OpContext, format: TensorFormat, num_rows: int, num_colu
     Raises:
         ShapeError: linear kernels do not read the format.
     """
-    _expect_format(format)
+    expect_format(format)
     return int(ctx.kernels.linear.resident_bytes(format, num_rows, num_columns))
 
 
@@ -117,28 +111,3 @@ def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor
     shape = (x.num_columns, weight.num_rows)
     expect("residual", residual, shape, ctx.device.activation_dtype)
     ctx.kernels.linear.project_add(ctx.stream, x, weight, residual)
-
-
-def expect_storage(ctx: OpContext, name: str, block: LinearInput) -> None:
-    """Require a linear input whose storage has the size its device asks for.
-
-    Raises:
-        ShapeError: it has not.
-    """
-    expect(name, block.storage, (input_bytes(ctx, block.num_columns, block.width),), DType.U8)
-
-
-def expect_weight(ctx: OpContext, name: str, weight: Matrix, width: int) -> None:
-    """Require a matrix of ``width`` columns in a linear format, with storage of the right size.
-
-    Raises:
-        ShapeError: it is another matrix.
-    """
-    require(weight.num_columns == width, f"{name}: {weight.num_columns} columns, expected {width}")
-    nbytes = resident_bytes(ctx, weight.format, weight.parent_rows, weight.num_columns)
-    expect(name, weight.storage, (nbytes,), DType.U8)
-
-
-def _expect_format(format: TensorFormat) -> None:
-    if format not in WEIGHT_FORMATS:
-        raise ShapeError(f"{format.name} is not a linear weight format")

@@ -8,7 +8,7 @@ independent of one another. Source: model contract 3.1.
 
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear import expect_storage
+from ninfer.ops.linear_operands import expect_storage
 from ninfer.tensor import DType, LinearInput, Tensor
 
 

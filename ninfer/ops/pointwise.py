@@ -8,7 +8,7 @@ contract 3.7.
 
 from ninfer.ops.checks import expect
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear import expect_storage
+from ninfer.ops.linear_operands import expect_storage
 from ninfer.tensor import LinearInput, Tensor
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ninfer.errors import ShapeError
 from ninfer.ops import linear
-from ninfer.ops.linear import WEIGHT_FORMATS
+from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import DType, LinearInput, Matrix, TensorFormat
 from tests.support.guarded_bench import GuardedBench
 from tests.support.oracles.linear import lane_product, random_payload, weight_values

@@ -10,7 +10,7 @@ from ninfer.errors import ShapeError
 from ninfer.ops import pointwise
 from ninfer.tensor import DType
 from tests.support.guarded_bench import GuardedBench
-from tests.support.oracles.norm import swiglu as oracle
+from tests.support.oracles.pointwise import swiglu as oracle
 from tests.support.tolerances import F32_UNIT
 
 
