@@ -66,6 +66,7 @@ class ChatTemplate:
                 **(variables or {}),
                 "messages": messages,
                 "tools": tools,
+                "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
         )

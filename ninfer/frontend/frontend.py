@@ -130,6 +130,12 @@ class Frontend:
         """
         options = options or PromptOptions()
         conversation = checked_conversation(conversation)
+        if options.continues_final and self._asks_thinking(options):
+            raise RequestError(
+                "a final assistant message is continued only with thinking off",
+                code="conflicting_parameters",
+                field="enable_thinking",
+            )
         variables = self._variables | self._switches(options)
         rendered = render_conversation(
             self._template, conversation, variables, continues_final=options.continues_final
@@ -251,6 +257,12 @@ class Frontend:
                     f"end token {end_id} is not in the vocabulary", field="eos_token_id"
                 )
         return known
+
+    def _asks_thinking(self, options: PromptOptions) -> bool:
+        if options.reasoning_effort == "none":
+            return False
+        wanted = options.enable_thinking
+        return self.traits.opens_thinking if wanted is None else wanted
 
     def _switches(self, options: PromptOptions) -> dict[str, Any]:
         variables = dict(options.template_variables)

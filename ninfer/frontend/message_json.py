@@ -25,6 +25,7 @@ from ninfer.frontend.template_json import parse_json
 from ninfer.frontend.tokenizer import check_unicode
 
 MAX_TOOL_BYTES = 256 << 10
+MAX_NAME_CHARACTERS = 64
 _ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM}
 _MEDIA = {
     "image_url": MediaKind.IMAGE,
@@ -58,7 +59,7 @@ def parse_tools(value: object, path: str = "tools") -> tuple[ToolDefinition, ...
     if not isinstance(value, list):
         _wrong_type(path, value, "a list")
     tools = tuple(_tool(item, f"{path}[{index}]") for index, item in enumerate(value))
-    size = len(json.dumps(value, default=str))
+    size = len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass"))
     if size > MAX_TOOL_BYTES:
         raise RequestError(
             f"{path} has {size} bytes; allowed is at most {MAX_TOOL_BYTES}", field=path
@@ -195,7 +196,12 @@ def _tool(value: object, path: str) -> ToolDefinition:
         _missing(f"{path}.function")
     if not isinstance(function, dict):
         _wrong_type(f"{path}.function", function, "an object")
-    _text(function, "name", f"{path}.function")
+    name = _text(function, "name", f"{path}.function")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise RequestError(
+            f"{path}.function.name has {len(name)} characters; allowed is {MAX_NAME_CHARACTERS}",
+            field=f"{path}.function.name",
+        )
     _optional_text(function, "description", f"{path}.function")
     if function.get("strict"):
         raise UnsupportedFeature(

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import settings
+
 from ninfer.frontend.frontend import Frontend, OutputOptions, PreparedInput
 from ninfer.frontend.message_json import parse_tools
 from ninfer.frontend.output_session import TokenOutputSession
@@ -24,6 +26,7 @@ from tests.support.golden import GOLDEN
 
 CASES = ("tiny-dense", "tiny-moe", "tiny-vision", "real-head-dense", "real-head-moe")
 IDS = CallIds(b"test")
+QUICK = settings(max_examples=40, deadline=None)  # a shared machine has no even pace
 RESOURCES = (
     "tokenizer.json",
     "tokenizer_config.json",
