@@ -33,6 +33,9 @@ class UsageError(Exception):
 
 _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
+    (FileNotFoundError, ExitCode.USAGE),
+    (IsADirectoryError, ExitCode.USAGE),
+    (PermissionError, ExitCode.USAGE),
     (ArtifactError, ExitCode.ARTIFACT),
     (CheckpointError, ExitCode.ARTIFACT),
     (ConfigurationError, ExitCode.USAGE),

@@ -1,0 +1,208 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import run
+from tests.support.golden import GOLDEN
+from tests.support.tiny_model import artifact_path
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return artifact_path("tiny-dense", "bf16")
+
+
+def test_inspect_prints_the_directory_of_a_known_model(model: Path) -> None:
+    outcome = run("inspect", model, "--format", "json")
+
+    document = outcome.document
+    assert outcome.code == 0
+    assert (document["version"], document["model_id"]) == (2, "tiny-dense")
+    assert document["model_error"] is None
+    assert document["capabilities"]["addressable_tokens"] == 512
+    assert {"name", "kind", "shape", "format", "layout", "offset", "bytes"} == set(
+        next(item for item in document["objects"] if item["kind"] == "tensor")
+    )
+
+
+def test_inspect_accepts_a_valid_file_of_an_unknown_model() -> None:
+    outcome = run("inspect", GOLDEN / "artifact/files/mixed.ninfer", "--format", "json")
+
+    assert outcome.code == 0
+    assert outcome.document["model_error"] == "unknown_model"
+    assert outcome.document["objects"]
+
+
+def test_inspect_reports_an_invalid_file_as_json() -> None:
+    outcome = run("inspect", GOLDEN / "artifact/malformed/overlap.ninfer", "--format", "json")
+
+    error = outcome.document["error"]
+    assert outcome.code == 3
+    assert error["code"] == "order_or_overlap"
+    assert set(error) == {"code", "message", "object"}
+
+
+def test_inspect_digests_the_whole_file(model: Path) -> None:
+    import hashlib
+
+    outcome = run("inspect", model, "--check", "--format", "json")
+
+    assert outcome.document["sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+def test_inspect_lists_objects_for_people(model: Path) -> None:
+    outcome = run("inspect", model, "--tensors")
+
+    assert "text/token_embedding  BF16 [544,64]" in outcome.out
+
+
+def test_tokenize_agrees_with_the_golden_ids(model: Path) -> None:
+    cases = json.loads((GOLDEN / "tiny-dense/tokenizer_cases.json").read_text())
+
+    outcome = run(
+        "tokenize", model, "--text", cases[0]["text"], "--format", "json", "--parse-special"
+    )
+
+    assert outcome.document["tokens"] == cases[0]["ids"]
+
+
+def test_tokenize_renders_messages_like_generate(model: Path, tmp_path: Path) -> None:
+    messages = tmp_path / "messages.json"
+    messages.write_text(json.dumps([{"role": "user", "content": "Name three metals."}]))
+
+    tokens = run("tokenize", model, "--messages", messages, "--format", "json").document["tokens"]
+    answer = run(
+        *("generate", model, "--messages", messages, "--greedy", "--max-new", 1),
+        *("--output", "json", "--return-token-ids"),
+    )
+
+    assert answer.document["ninfer"]["prompt_token_ids"] == tokens
+    assert answer.document["usage"]["prompt_tokens"] == len(tokens)
+
+
+def test_score_of_a_text_reports_its_perplexity(model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The harbour wakes before the town does.")
+
+    document = run("score", model, "--file", text, "--format", "json").document
+
+    known = [value for value in document["logprobs"] if value is not None]
+    assert document["num_scored"] == len(document["tokens"]) - 1 == len(known)
+    assert document["perplexity"] == pytest.approx(math.exp(-sum(known) / len(known)))
+
+
+def test_bench_measures_every_cell(model: Path) -> None:
+    outcome = run(
+        *("bench", model, "--prompt-lens", "8,16", "--gen-len", 4, "--concurrency", "1,2"),
+        *("--repeat", 1, "--warmup", 0, "--format", "json"),
+    )
+
+    cells = outcome.document["cells"]
+    assert [(c["prompt_tokens"], c["concurrency"]) for c in cells] == [
+        (8, 1),
+        (8, 2),
+        (16, 1),
+        (16, 2),
+    ]
+    assert all(cell["decode_per_s"] > 0 for cell in cells)
+
+
+def test_chat_keeps_its_history_and_can_save_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "talk.json"
+    lines = iter(["Name three metals.", f"/save {saved}", "/nonsense", "/reset", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+
+    outcome = run("chat", model, "--greedy")
+
+    assert outcome.code == 0
+    assert outcome.out == "Brass, iron, silver.\n"
+    assert json.loads(saved.read_text()) == [
+        {"role": "user", "content": "Name three metals."},
+        {"role": "assistant", "content": "Brass, iron, silver."},
+    ]
+
+
+def test_limit_is_an_exit_code_only_when_asked_for(model: Path) -> None:
+    arguments = ("generate", model, "--greedy", "--prompt", "Name three metals.", "--max-new", 2)
+
+    assert run(*arguments).code == 0
+    assert run(*arguments, "--require-complete").code == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--prompt", "hi", "--temperature", "3"), 5, "temperature"),
+        (("--prompt", "hi", "--top-k", "100000"), 5, "top_k"),
+        (("--prompt", "hi", "--stop", ""), 5, "stop[0]"),
+        (("--prompt", "hi", "--image", "x.png"), 5, "images"),
+        (("--prompt", "x " * 6000), 5, "prompt is too long"),
+        (("--prompt", "hi", "--device", "0"), 4, "device 0"),
+        (("--prompt", "hi", "--device", "tpu"), 2, "device"),
+        (("--prompt", "hi", "--prefill-chunk", "100"), 2, "prefill_chunk"),
+        (("--prompt", "hi", "--max-context", "100000"), 2, "max_context"),
+        (("--prompt", "hi", "--spec", "mtp", "--draft-tokens", "3"), 5, "speculat"),
+        (("--prompt", "hi", "--vision"), 5, "vision"),
+        (("--prompt-file", "/nonexistent"), 2, "cannot read"),
+        (("--prompt", "hi", "--raw", "--nonsense"), 2, "unrecognized"),
+        ((), 2, "required"),
+    ],
+)
+def test_refusal_names_its_cause(
+    model: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    outcome = run("generate", model, *arguments)
+
+    assert outcome.code == code
+    assert words in outcome.err
+    assert outcome.out == ""
+
+
+def test_missing_model_is_a_usage_error() -> None:
+    assert run("generate", "/nonexistent.ninfer", "--prompt", "hi").code == 2
+
+
+def test_environment_gives_defaults_and_the_command_line_wins(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NINFER_MAX_NEW", "2")
+    arguments = (
+        "generate",
+        model,
+        "--greedy",
+        "--prompt",
+        "Name three metals.",
+        "--output",
+        "json",
+    )
+
+    from_environment = run(*arguments).document["usage"]["completion_tokens"]
+    from_option = run(*arguments, "--max-new", 3).document["usage"]["completion_tokens"]
+
+    assert (from_environment, from_option) == (2, 3)
+
+
+def test_environment_value_that_does_not_parse_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NINFER_MAX_CONTEXT", "many")
+
+    outcome = run("generate", model, "--prompt", "hi")
+
+    assert outcome.code == 2
+    assert "NINFER_MAX_CONTEXT" in outcome.err
+
+
+def test_convert_writes_what_inspect_reads(tmp_path: Path) -> None:
+    output = tmp_path / "tiny.ninfer"
+
+    converted = run("convert", GOLDEN / "tiny-moe/checkpoint", output, "--profile", "bf16")
+    again = run("convert", GOLDEN / "tiny-moe/checkpoint", output, "--profile", "bf16")
+
+    assert converted.code == 0
+    assert again.code != 0
+    assert run("inspect", output, "--format", "json").document["model_id"] == "tiny-moe"
