@@ -20,7 +20,7 @@ from ninfer.models.qwen_hybrid.inventory import (
     TEXT_RESOURCES,
 )
 from ninfer.models.qwen_hybrid.tokenizer_range import (
-    added_token_specials,
+    added_tokens,
     addressable_tokens,
     parse_object,
 )
@@ -91,13 +91,13 @@ def collect_resources(
     if package.model_id in _PUBLISHED_FOR:
         _compare_hashes(contents, notes, is_strict)
     tokenizer_config = contents[f"{_FRONTEND}{_TOKENIZER_CONFIG}"]
-    specials = added_token_specials(tokenizer_config)
+    added = added_tokens(tokenizer_config)
     return ResourceSet(
         contents=contents,
         addressable_tokens=addressable_tokens(
             contents[f"{_FRONTEND}{_TOKENIZER}"], tokenizer_config
         ),
-        forced_ids=tuple(token for token, is_special in specials.items() if is_special),
+        forced_ids=tuple(i for i, token in added.items() if token.is_special),
         notes=tuple(notes),
     )
 
@@ -121,14 +121,8 @@ def _content(
 
 def _synthesized_generation_config(checkpoint: SourceCheckpoint) -> bytes:
     """End and padding tokens of the family, by the ids this tokenizer gives them."""
-    decoder = parse_object(_TOKENIZER_CONFIG, checkpoint.read_file(_TOKENIZER_CONFIG)).get(
-        "added_tokens_decoder"
-    )
-    ids = {
-        entry.get("content"): int(token)
-        for token, entry in (decoder.items() if isinstance(decoder, Mapping) else ())
-        if isinstance(entry, Mapping) and token.isdigit()
-    }
+    tokens = added_tokens(checkpoint.read_file(_TOKENIZER_CONFIG))
+    ids = {token.content: token_id for token_id, token in tokens.items()}
     if _END_OF_TURN not in ids or _END_OF_TEXT not in ids:
         raise CheckpointError(
             f"{_GENERATION} is missing, and {_TOKENIZER_CONFIG} does not list {_END_OF_TURN} and"

@@ -145,6 +145,13 @@ def test_published_file_sizes_leave_the_same_bytes_for_the_resources(
     assert file_bytes - payload_start - _span(_tensors(model_id)) == 12_833_536
 
 
+def test_published_38_file_size_is_reproduced() -> None:
+    tensors = [w for w in _tensors("qwen3.8-27b") if w.group is not ObjectGroup.DFLASH2]
+
+    # Its resources are 3,840 bytes larger than those of the other two.
+    assert 176_128 + 12_833_536 + 3_840 + _span(tensors) == 18_210_531_328
+
+
 @pytest.mark.parametrize("model_id", ["qwen3.6-27b", "qwen3.6-35b-a3b"])
 def test_official_resources_come_first_in_order(model_id: str) -> None:
     package = lookup(model_id)

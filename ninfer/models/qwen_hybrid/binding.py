@@ -21,6 +21,7 @@ from ninfer.artifact.format import (
 from ninfer.artifact.reader import ArtifactReader
 from ninfer.errors import CheckpointError
 from ninfer.models.package import GROUPWISE_INT, Geometry, ModelPackage
+from ninfer.models.qwen_hybrid.draft_geometry import draft_from_config
 from ninfer.models.qwen_hybrid.geometry import geometry_from_config
 from ninfer.models.qwen_hybrid.inventory import (
     DRAFT_CONFIG,
@@ -129,15 +130,15 @@ def _geometry(
     """Fixed dimensions, or those of the config the file carries."""
     if package.geometry is not None:
         return package.geometry
-    draft_config = None
+    name = MODEL_CONFIG
     try:
-        config = parse_object(MODEL_CONFIG, _required(reader, resources, MODEL_CONFIG))
-        if DRAFT_CONFIG in resources:
-            draft_config = parse_object(DRAFT_CONFIG, resources[DRAFT_CONFIG])
-        geometry = geometry_from_config(config, draft_config)
+        config = parse_object(name, _required(reader, resources, name))
+        geometry = geometry_from_config(config)
         check_package(package, geometry)
+        if DRAFT_CONFIG in resources:
+            name = DRAFT_CONFIG
+            geometry = draft_from_config(geometry, parse_object(name, resources[name]))
     except CheckpointError as error:
-        name = DRAFT_CONFIG if draft_config is not None else MODEL_CONFIG
         raise _fault(reader, ArtifactCode.RESOURCE_CONTENT, f"{name}: {error}", name) from error
     has_draft = any(found.name.startswith(("dflash/", "dflash2/")) for found in reader.objects)
     if has_draft and geometry.draft is None:

@@ -6,11 +6,21 @@ be chosen. The last added tokens are listed in ``tokenizer_config.json`` only.
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from ninfer.errors import CheckpointError
 
 _ID_LIMIT: Final = 1 << 31
+_MAX_ID_DIGITS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """One token outside the byte-pair vocabulary."""
+
+    content: str
+    is_special: bool
 
 
 def parse_object(name: str, content: bytes) -> dict[str, object]:
@@ -48,12 +58,12 @@ def addressable_tokens(tokenizer: bytes, tokenizer_config: bytes) -> int:
     if isinstance(added, list):
         entries = [entry.get("id") if isinstance(entry, Mapping) else None for entry in added]
         ids |= _checked_ids("tokenizer.json", entries)
-    ids |= set(added_token_specials(tokenizer_config))
+    ids |= set(added_tokens(tokenizer_config))
     return max(ids) + 1
 
 
-def added_token_specials(tokenizer_config: bytes) -> dict[int, bool]:
-    """Ids of ``added_tokens_decoder``, each with its ``special`` mark.
+def added_tokens(tokenizer_config: bytes) -> dict[int, AddedToken]:
+    """Entries of ``added_tokens_decoder`` by id.
 
     Raises:
         CheckpointError: the file does not parse, or an entry is malformed.
@@ -62,13 +72,18 @@ def added_token_specials(tokenizer_config: bytes) -> dict[int, bool]:
     decoder = parse_object(name, tokenizer_config).get("added_tokens_decoder", {})
     if not isinstance(decoder, Mapping):
         raise CheckpointError(f"{name}: added_tokens_decoder is not an object", field=name)
-    specials: dict[int, bool] = {}
+    tokens: dict[int, AddedToken] = {}
     for key, entry in decoder.items():
-        if not (key.isascii() and key.isdigit()) or not isinstance(entry, Mapping):
+        # Digits beyond any id are refused unread: converting very long ones fails.
+        is_id = key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS
+        if not is_id or not isinstance(entry, Mapping):
             raise CheckpointError(f"{name}: added token {key!r} is malformed", field=name)
-        specials[int(key)] = entry.get("special") is True
-    _checked_ids(name, specials)
-    return specials
+        content = entry.get("content")
+        tokens[int(key)] = AddedToken(
+            content if isinstance(content, str) else "", entry.get("special") is True
+        )
+    _checked_ids(name, tokens)
+    return tokens
 
 
 def _checked_ids(name: str, values: Iterable[object]) -> set[int]:
