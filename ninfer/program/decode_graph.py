@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ninfer.device import Graph, Stream
+from ninfer.errors import InvariantError
 
 
 class DecodeGraphs:
@@ -27,6 +28,7 @@ class DecodeGraphs:
         self._stream: Final = stream
         self._enqueue: Final = enqueue
         self._graphs: Final[list[Graph]] = []
+        self._use_graphs: Final = use_graphs
         try:
             for rows in range(1, max_rows + 1 if use_graphs else 1):
                 stream.begin_capture()
@@ -37,11 +39,17 @@ class DecodeGraphs:
             raise
 
     def launch(self, num_rows: int) -> None:
-        """Enqueue the round of exactly ``num_rows`` rows."""
-        if self._graphs:
+        """Enqueue the round of exactly ``num_rows`` rows.
+
+        Raises:
+            InvariantError: there is no graph for that many, or none any more.
+        """
+        if not self._use_graphs:
+            self._enqueue(num_rows)
+        elif 1 <= num_rows <= len(self._graphs):
             self._graphs[num_rows - 1].launch(self._stream)
         else:
-            self._enqueue(num_rows)
+            raise InvariantError(f"no graph for {num_rows} rows")
 
     def close(self) -> None:
         """Drop the graphs, newest first; idempotent."""

@@ -11,6 +11,7 @@ becomes of the tokens, is Program's business.
 from collections.abc import Sequence
 from typing import Final
 
+from ninfer.errors import InvariantError
 from ninfer.generation import SamplingParams
 from ninfer.models.qwen_hybrid import text
 from ninfer.models.qwen_hybrid.activations import TextActivations, carve_activations
@@ -72,11 +73,14 @@ class DecodeRound:
         """Run one round and return the token chosen for each row.
 
         Raises:
-            InvariantError: the device reported a fault.
+            InvariantError: the device reported a fault, or chose what cannot be chosen.
         """
         self._io.upload_decode(self._ctx.stream, rows)
         self._graphs.launch(len(rows))
-        return self._io.download_sampled(self._ctx.stream, len(rows))
+        tokens = self._io.download_sampled(self._ctx.stream, len(rows))
+        if not all(0 <= token < self._addressable for token in tokens):
+            raise InvariantError(f"a round chose {tokens}; ids end at {self._addressable - 1}")
+        return tokens
 
     def close(self) -> None:
         """Drop the graphs; idempotent."""

@@ -105,6 +105,14 @@ def test_decoding_the_greedy_tokens_leaves_the_golden_state(model: Model) -> Non
 
 
 def test_decode_and_prefill_agree_bit_for_bit(model: Model) -> None:
+    _assert_decode_is_prefill(model)
+
+
+def test_groupwise_decode_and_prefill_agree_bit_for_bit(groupwise: Model) -> None:
+    _assert_decode_is_prefill(groupwise)
+
+
+def _assert_decode_is_prefill(model: Model) -> None:
     tokens = model.prompt("random")
     model.bench.reset()
     whole = model.bench.prefill(tokens)

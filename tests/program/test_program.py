@@ -13,11 +13,13 @@ from ninfer.errors import (
     OutOfDeviceMemory,
     UnsupportedFeature,
 )
-from ninfer.generation import SamplingParams
+from ninfer.generation import RopePositions, SamplingParams
 from ninfer.host.device import HostDevice
 from ninfer.program.contract import Program, Release
 from tests.support.golden import load
 from tests.support.model_cases import CASES, open_case
+from tests.support.oracle_weights import oracle_weights
+from tests.support.oracles.model import dims_of, run_text
 from tests.support.program_driver import ProgramDriver
 from tests.support.running_program import running_program
 
@@ -163,6 +165,26 @@ def test_a_bf16_cache_keeps_the_golden_tokens_within_its_rounding() -> None:
     error = np.abs(np.stack(lane.logits) - golden["greedy_logits.2"])
     assert lane.tokens == list(golden["greedy.2"])
     assert 1e-4 < error.max() < 0.4  # eight bits of mantissa: the same 0.4 %
+
+
+def test_positions_of_the_prompt_and_their_delta_turn_the_later_tokens() -> None:
+    prompt = _prompt("tiny-dense", 2)[:40]
+    axes = np.stack([np.arange(40) // 3, np.arange(40) % 7, 5 + np.arange(40) % 4])
+    time, height, width = (tuple(int(one) for one in axis) for axis in axes)
+    rope = RopePositions((time, height, width), delta=-26)
+
+    with running_program("tiny-dense", max_context=128) as driver:
+        lane = driver.admit(prompt, 6, rope=rope)
+        for _ in range(6):
+            driver.round(lane)
+
+    later = np.tile(np.arange(40, 45) - 26, (3, 1))
+    with open_case("tiny-dense") as case:
+        weights = oracle_weights(case.bound, case.reader)
+        dims = dims_of(case.bound.geometry)
+    tokens, positions = prompt + lane.tokens[:-1], np.concatenate([axes, later], axis=1)
+    wanted = run_text(weights, dims, tokens, positions).logits[39:]
+    np.testing.assert_allclose(np.stack(lane.logits), wanted, rtol=0, atol=MAX_ERROR)
 
 
 def test_a_prompt_of_one_token_decodes_at_once(eight: ProgramDriver) -> None:

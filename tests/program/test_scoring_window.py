@@ -1,4 +1,4 @@
-"""Scoring of windows: log-probabilities of the goldens, and nothing carried from one to the next."""
+"""Scoring of windows: log-probabilities of the goldens, and nothing carried to the next one."""
 
 from collections.abc import Iterator
 
