@@ -10,7 +10,7 @@ model contract 3.4.
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
 from ninfer.ops.kv_cache import PagedKv, check_planes
-from ninfer.ops.linear import expect_storage
+from ninfer.ops.linear_operands import expect_storage
 from ninfer.tensor import DType, LinearInput, Tensor
 
 
@@ -41,7 +41,7 @@ def paged_decode(
     Raises:
         ShapeError: an operand differs from the above.
     """
-    _check(ctx, queries, projected, kv, table_rows, positions, out)
+    _check(queries, projected, kv, table_rows, positions, out, ctx)
     ctx.kernels.attention.paged_decode(
         ctx.stream, queries, projected, kv, table_rows, positions, scale, out
     )
@@ -61,20 +61,20 @@ def paged_prefill(
 
     Arguments, result and errors are those of `paged_decode`.
     """
-    _check(ctx, queries, projected, kv, table_rows, positions, out)
+    _check(queries, projected, kv, table_rows, positions, out, ctx)
     ctx.kernels.attention.paged_prefill(
         ctx.stream, queries, projected, kv, table_rows, positions, scale, out
     )
 
 
 def _check(
-    ctx: OpContext,
     queries: Tensor,
     projected: Tensor,
     kv: PagedKv,
     table_rows: Tensor,
     positions: Tensor,
     out: LinearInput,
+    ctx: OpContext,
 ) -> None:
     """Require the operands to agree with one another."""
     act = ctx.device.activation_dtype

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear import expect_storage
+from ninfer.ops.linear_operands import expect_storage
 from ninfer.tensor import DType, LinearInput, Tensor
 
 CONV_WIDTH = 4
@@ -121,7 +121,7 @@ def decode(
     num_rows = slots.shape[0]
     expect("slots", slots, (num_rows,), DType.I32)
     expect("fold", fold, (num_rows,), DType.I32)
-    _check(ctx, num_rows, projected, ab, weights, dims, state, out)
+    _check(num_rows, projected, ab, weights, dims, state, out, ctx)
     ctx.kernels.gated_delta.decode(
         ctx.stream, projected, ab, weights, dims, state, slots, fold, eps, out
     )
@@ -162,14 +162,13 @@ def prefill(
     require(len(projected.shape) == 2, f"projected: shape {projected.shape}, expected two axes")
     expect("slot", slot, (1,), DType.I32)
     expect("fold", fold, (1,), DType.I32)
-    _check(ctx, projected.shape[0], projected, ab, weights, dims, state, out)
+    _check(projected.shape[0], projected, ab, weights, dims, state, out, ctx)
     ctx.kernels.gated_delta.prefill(
         ctx.stream, projected, ab, weights, dims, state, slot, fold, eps, out
     )
 
 
 def _check(
-    ctx: OpContext,
     num_columns: int,
     projected: Tensor,
     ab: Tensor,
@@ -177,6 +176,7 @@ def _check(
     dims: GatedDeltaDims,
     state: GatedDeltaState,
     out: LinearInput,
+    ctx: OpContext,
 ) -> None:
     """Require the operands to agree with the dimensions."""
     act = ctx.device.activation_dtype

@@ -10,7 +10,7 @@ are plain linear ops of the caller. Source: model contract 3.6.
 
 from ninfer.ops.checks import expect, expect_input, require
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear import expect_storage, expect_weight
+from ninfer.ops.linear_operands import expect_storage, expect_weight
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor
 
 
