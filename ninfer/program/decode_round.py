@@ -22,7 +22,7 @@ from ninfer.program.decode_graph import DecodeGraphs
 from ninfer.program.round_io import DecodeRow, RoundIo
 from ninfer.tensor import Tensor
 
-_IDLE_ROW: Final = DecodeRow(0, 0, 0, 0, 0, 0, False, SamplingParams())
+_IDLE_ROW: Final = DecodeRow(0, 0, (0, 0, 0), 0, 0, 0, False, SamplingParams())
 
 
 class DecodeRound:

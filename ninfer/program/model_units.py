@@ -181,11 +181,10 @@ class ModelUnits:
         return self._on_device.io.download_logits(self._on_device.stream, len(batch.rows))
 
     def _decode_row(self, view: SequenceView) -> DecodeRow:
-        rope = view.prompt.rope
         return DecodeRow(
             token=view.anchor,
             position=view.frontier,
-            rope_position=view.frontier + (rope.delta if rope is not None else 0),
+            rope_position=_rope_position(view.prompt.rope, view.frontier),
             table_row=view.row,
             slot=view.slot,
             fold=view.pending_fold,
@@ -273,6 +272,17 @@ def _check_decision(row: PendingRow, decision: RowDecision) -> None:
         raise InvariantError(f"{decision} for a row of {produced} tokens")
     if any(not 1 <= boundary <= accepted for boundary in decision.boundaries):
         raise InvariantError(f"{decision} has a boundary outside its {accepted} tokens")
+
+
+def _rope_position(rope: RopePositions | None, position: int) -> tuple[int, int, int]:
+    """Three-axis position of one token; the anchor of a fresh prompt is still one of its own."""
+    if rope is None:
+        return position, position, position
+    if position < len(rope.axes[0]):
+        time, height, width = rope.axes
+        return time[position], height[position], width[position]
+    shifted = position + rope.delta
+    return shifted, shifted, shifted
 
 
 def _rope_axes(

@@ -88,7 +88,7 @@ class DecodeRow:
     Attributes:
         token: the anchor.
         position: where it stands, in tokens.
-        rope_position: its position on all three axes.
+        rope_position: its time, height and width position.
         table_row, slot: of its sequence.
         fold: recorded columns to fold first.
         is_uncounted: whether the anchor is still to be counted.
@@ -97,7 +97,7 @@ class DecodeRow:
 
     token: int
     position: int
-    rope_position: int
+    rope_position: tuple[int, int, int]
     table_row: int
     slot: int
     fold: int
@@ -206,7 +206,9 @@ class RoundIo:
         settings = [row.sampling for row in rows]
         self._put(columns.tokens, [row.token for row in rows])
         self._put(columns.positions, positions)
-        self._put(columns.rope_positions, [row.rope_position for row in rows] * 3)
+        self._put(
+            columns.rope_positions, [[row.rope_position[axis] for row in rows] for axis in range(3)]
+        )
         self._put(columns.table_rows, [row.table_row for row in rows])
         self._put(columns.slots, [row.slot for row in rows])
         self._put(columns.fold, [row.fold for row in rows])

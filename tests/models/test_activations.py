@@ -1,4 +1,4 @@
-"""Activation buffers: disjoint while alive together, inside the storage, for any number of columns."""
+"""Activation buffers: disjoint while alive together, inside the storage, at any token count."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -59,7 +59,7 @@ def io() -> Iterator[RoundIo]:
 
 
 def _row(token: int, **changes: Any) -> DecodeRow:
-    row = DecodeRow(token, 10 * token, 10 * token - 3, 2, 1, 1, True, SAMPLING)
+    row = DecodeRow(token, 10 * token, (10 * token - 3, 9, 4), 2, 1, 1, True, SAMPLING)
     return dataclasses.replace(row, **changes)
 
 
@@ -84,7 +84,7 @@ def test_a_round_s_header_arrives_with_one_copy(io: RoundIo, stream: _CountingSt
     assert len(stream.uploads) == 1
     assert _values(columns.tokens) == [7, 8]
     assert _values(columns.positions) == [70, 80]
-    assert _values(columns.rope_positions) == [[67, 77]] * 3
+    assert _values(columns.rope_positions) == [[67, 77], [9, 9], [4, 4]]
     assert _values(columns.table_rows) == [2, 2]
     assert _values(columns.slots) == [1, 1]
     assert _values(columns.fold) == [1, 0]
