@@ -3,8 +3,9 @@
     python -m tools.docs            write
     python -m tools.docs --check    exit 1 and name the pages that differ
 
-A page is generated whole: ``docs/cli.md`` from the help texts of the command line and
-``docs/environment.md`` from its long options.
+A page is generated whole: ``docs/cli.md`` from the help texts of the command line,
+``docs/environment.md`` from its long options, ``docs/map.md`` and ``docs/life-cycles.md`` from the
+source.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from ninfer.cli.main import COMMANDS, build_parser
 from ninfer.cli.options import PREFIX
+from tools.docs.source_pages import life_cycles_page, map_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIDTH = "96"
@@ -86,7 +88,12 @@ def environment_page() -> str:
     return ENVIRONMENT_HEAD + "".join(rows)
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "environment.md": environment_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "environment.md": environment_page,
+    "life-cycles.md": life_cycles_page,
+    "map.md": map_page,
+}
 
 
 def main(arguments: list[str]) -> int:
