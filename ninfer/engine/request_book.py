@@ -111,6 +111,7 @@ class RequestBook:
 
     def fail_all(self, unseen: list[RequestRecord], message: str) -> None:
         """End every request with an error of its own, after what is already settled."""
+        self.counters.accepted += len(unseen)
         for record in (*self.active.values(), *self.waiting, *unseen):
             record.move(RequestMove.FAIL)
             self._finish(record, EngineFailed(message))

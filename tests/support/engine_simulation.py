@@ -207,6 +207,7 @@ class Simulation:
         assert status.outstanding == 0
         assert (status.active, status.waiting) == (0, 0)
         assert sum(status.counters.ended.values()) == len(self.clients)
+        assert status.counters.accepted == len(self.clients)
         assert self.engine.step() is Boundary.OVER
         if status.state is EngineState.FAILED:
             assert self.program.is_abandoned
