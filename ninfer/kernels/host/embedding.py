@@ -3,10 +3,10 @@
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from ninfer.device import host_array
 from ninfer.host.device import HostStream
+from ninfer.kernels.host.jit import kernel
 from ninfer.kernels.host.lane_products import decode_row
 from ninfer.kernels.host.operands import stored_rows
 from ninfer.tensor import Matrix, Tensor
@@ -28,7 +28,7 @@ def gather(stream: HostStream, table: Matrix, tokens: Tensor, out: Tensor) -> No
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather(
     first: int,
     stop: int,

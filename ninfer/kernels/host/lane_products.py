@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ninfer.kernels.host.jit import kernel_part
 
 Array = Any
 
@@ -168,7 +170,7 @@ def _store_codes(typing: Any, codes: Any, index: Any, eight: Any) -> Any:
     return types.void(codes, types.intp, types.uint64), generate
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def half_to_f32(word: int) -> Any:
     """Widen a binary16 word; exact, infinities and NaN included."""
     magnitude = np.uint32((word & 0x7FFF) << 13)
@@ -180,7 +182,7 @@ def half_to_f32(word: int) -> Any:
     return -value if word & 0x8000 else value
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _spread_nibbles(word: Any) -> Any:
     """Give each of the 8 nibbles of 32 bits a byte of its own, lowest first."""
     x = np.uint64(word)
@@ -189,7 +191,7 @@ def _spread_nibbles(word: Any) -> Any:
     return (x | (x << np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _spread_bits(word: Any) -> Any:
     """Move each of 8 bits to bit 4 of a byte of its own, lowest first."""
     x = np.uint64(word)
@@ -199,7 +201,7 @@ def _spread_bits(word: Any) -> Any:
     return x << np.uint64(4)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _spread_pairs(word: Any) -> Any:
     """Move each of 8 bit pairs to bits 4 and 5 of a byte of its own, lowest first."""
     x = np.uint64(word)
@@ -209,7 +211,7 @@ def _spread_pairs(word: Any) -> Any:
     return x << np.uint64(4)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def decode_row(
     bits: int, base: Array, high: Array, scales: Array, codes: Array, out: Array
 ) -> None:
@@ -252,7 +254,7 @@ def decode_row(
         _expand_codes(codes, out, part * 32, offset, scale)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def copy_tails(x: Array, num_columns: int, width: int, tails: Array) -> None:
     """Copy what lies behind the last whole `LANES` of each column, zeros after it.
 
@@ -269,7 +271,7 @@ def copy_tails(x: Array, num_columns: int, width: int, tails: Array) -> None:
             tails[column * LANES + lane] = x[end - rest + lane] if lane < rest else 0.0
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def dot_row(rows: Array, x: Array, start: int, tail: Array, tail_start: int, width: int) -> Any:
     """Multiply the decoded row ``rows[:]`` with the column ``x[start : start + width]``.
 
@@ -284,7 +286,7 @@ def dot_row(rows: Array, x: Array, start: int, tail: Array, tail_start: int, wid
     return _dot_one(rows, 0, x, start, tail, tail_start, width)[0]
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def dot_four_rows(
     rows: Array, stride: int, x: Array, start: int, tail: Array, tail_start: int, width: int
 ) -> Any:

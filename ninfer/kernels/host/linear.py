@@ -8,10 +8,10 @@ by; a row's arithmetic is the same in a group of four, alone, and in any band (`
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from ninfer.device import host_array
 from ninfer.host.device import HostStream
+from ninfer.kernels.host.jit import kernel
 from ninfer.kernels.host.lane_products import (
     LANES,
     copy_tails,
@@ -83,7 +83,7 @@ def _enqueue(
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _project_rows(
     first: int,
     stop: int,

@@ -4,10 +4,10 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from ninfer.device import host_array
 from ninfer.host.device import HostStream
+from ninfer.kernels.host.jit import kernel
 from ninfer.kernels.host.operands import input_array
 from ninfer.tensor import LinearInput, Tensor
 
@@ -30,7 +30,7 @@ def rms_norm(stream: HostStream, x: Tensor, weight: Tensor, eps: float, out: Lin
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _rms_norm(first: int, stop: int, x: Array, weight: Array, eps: float, out: Array) -> None:
     """Normalise the columns ``[first, stop)``; squares are added in index order."""
     hidden = x.shape[1]

@@ -4,10 +4,10 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from ninfer.device import host_array
 from ninfer.host.device import HostStream
+from ninfer.kernels.host.jit import kernel
 from ninfer.kernels.host.operands import input_array
 from ninfer.tensor import LinearInput, Tensor
 
@@ -27,7 +27,7 @@ def swiglu(stream: HostStream, gate_up: Tensor, out: LinearInput) -> None:
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _swiglu(first: int, stop: int, gate_up: Array, out: Array) -> None:
     """Fill the columns ``[first, stop)``; exp overflows to infinity, where silu is -0."""
     width = out.shape[1]

@@ -11,10 +11,10 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from ninfer.device import host_array
 from ninfer.host.device import HostStream
+from ninfer.kernels.host.jit import kernel, kernel_part
 from ninfer.kernels.operand_groups import SamplerSettings
 from ninfer.tensor import Tensor
 
@@ -94,7 +94,7 @@ def score(
     )
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _count_tokens(counts: Array, slots: Array, tokens: Array, flags: Array) -> None:
     """Count, row after row: several rows may name the same slot.
 
@@ -111,7 +111,7 @@ def _count_tokens(counts: Array, slots: Array, tokens: Array, flags: Array) -> N
         counts[slot, token] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _sample(
     first: int,
     stop: int,
@@ -173,7 +173,7 @@ def _sample(
         )
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _finite(logit: Any) -> float:
     """Return the logit; +inf as the largest binary32, NaN as -inf."""
     value = np.float64(logit)
@@ -182,12 +182,12 @@ def _finite(logit: Any) -> float:
     return min(value, _LARGEST)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _is_permitted(mask: Array, token: int) -> bool:
     return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _lowest_permitted(mask: Array, addressable: int) -> int:
     """Return the lowest permitted id, -1 if there is none."""
     for token in range(addressable):
@@ -196,7 +196,7 @@ def _lowest_permitted(mask: Array, addressable: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _collect(
     logits: Array,
     counts: Array,
@@ -222,7 +222,7 @@ def _collect(
     return num
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _filter(values: Array, ids: Array, num: int, largest: float, top_k: int, top_p: float) -> int:
     """Apply top_k, then top_p to the first ``num`` candidates, whose largest value is given.
 
@@ -260,7 +260,7 @@ def _filter(values: Array, ids: Array, num: int, largest: float, top_k: int, top
     return kept
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _pop(values: Array, ids: Array, size: int) -> int:
     """Move the best of the heap ``[0, size)`` behind it; return the heap's new size."""
     last = size - 1
@@ -270,7 +270,7 @@ def _pop(values: Array, ids: Array, size: int) -> int:
     return last
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _sift_down(values: Array, ids: Array, root: int, size: int) -> None:
     """Restore the heap below ``root``: a parent is larger, or equal with a lower id."""
     value, token = values[root], ids[root]
@@ -288,12 +288,12 @@ def _sift_down(values: Array, ids: Array, root: int, size: int) -> None:
     values[root], ids[root] = value, token
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _is_before(value: float, token: int, other_value: float, other_token: int) -> bool:
     return value > other_value or (value == other_value and token < other_token)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _draw(
     values: Array,
     ids: Array,
@@ -318,7 +318,7 @@ def _draw(
     return int(best_id)
 
 
-@njit(nogil=True, cache=True)
+@kernel_part
 def _uniform(position: int, token: int, purpose: int, seed_low: int, seed_high: int) -> float:
     """Return a number in (0, 1) from word 0 of Philox4x32-10."""
     low = np.uint64(0xFFFFFFFF)
@@ -335,7 +335,7 @@ def _uniform(position: int, token: int, purpose: int, seed_low: int, seed_high: 
     return (np.float64(c0 >> np.uint64(9)) + 0.5) * 2.0**-23
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _score(
     first: int,
     stop: int,
