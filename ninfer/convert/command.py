@@ -100,7 +100,8 @@ def _run(namespace: argparse.Namespace) -> int:
     if options.ranking is not None and not options.ranking.is_file():
         raise ConfigurationError(f"{options.ranking} is not a file", field="ranking")
     is_quiet = bool(getattr(namespace, "no_progress", False))
-    report = convert(options, choose_progress(sys.stderr, is_off=is_quiet))
+    has_color = not getattr(namespace, "no_color", False)
+    report = convert(options, choose_progress(sys.stderr, is_off=is_quiet, has_color=has_color))
     for note in report.notes:
         _say(f"note: {note}")
     if options.is_dry_run:

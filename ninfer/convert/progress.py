@@ -86,14 +86,14 @@ class PlainProgress:
 class TerminalProgress:
     """One rewritten line; owns the terminal line until closed."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, has_color: bool = True) -> None:
         self._bar = Progress(
             TextColumn("converting"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=Console(file=stream),
+            console=Console(file=stream, no_color=not has_color),
             transient=True,
         )
         self._task: TaskID | None = None
@@ -114,13 +114,19 @@ class TerminalProgress:
 
 
 def choose_progress(
-    stream: TextIO, *, is_off: bool, environment: Mapping[str, str] = os.environ
+    stream: TextIO,
+    *,
+    is_off: bool,
+    has_color: bool = True,
+    environment: Mapping[str, str] = os.environ,
 ) -> ConversionProgress:
     """Choose what fits a stream."""
     if is_off:
         return SilentProgress()
     is_plain = "NO_COLOR" in environment or environment.get("TERM") == "dumb"
-    return TerminalProgress(stream) if stream.isatty() and not is_plain else PlainProgress(stream)
+    if stream.isatty() and not is_plain:
+        return TerminalProgress(stream, has_color=has_color)
+    return PlainProgress(stream)
 
 
 def _megabytes(nbytes: float) -> str:

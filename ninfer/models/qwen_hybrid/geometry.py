@@ -45,12 +45,8 @@ _CONSTANT_FIELDS: Final[dict[str, tuple[object, ...]]] = {
     "attn_output_gate": (True,),
     "attention_bias": (False,),
     "output_gate_type": ("swish", "silu"),
-    "mamba_ssm_dtype": ("float32",),
     "hidden_act": ("silu",),
     "mtp_use_dedicated_embeddings": (False,),
-    "norm_topk_prob": (True,),
-    "decoder_sparse_step": (1,),
-    "mlp_only_layers": ([],),
 }
 
 
