@@ -13,8 +13,10 @@ from ninfer.program.contract import (
     CheckpointHandle,
     Demand,
     FromCheckpoint,
+    InactiveAction,
     Materialize,
     PendingBatch,
+    Rearrange,
     Release,
     ResourceResult,
     Retain,
@@ -112,6 +114,9 @@ class ProgramDriver:
         result = self.settle(Capture(lane.handle))
         assert result.published is not None
         return result.published
+
+    def rearrange(self, *actions: InactiveAction) -> None:
+        self.settle(Rearrange(actions))
 
     def generate(
         self, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams = GREEDY
