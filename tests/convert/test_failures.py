@@ -1,7 +1,6 @@
-"""Every way a checkpoint can be wrong: a clear error, and nothing left behind."""
+"""Wrong tensors, resources and outputs: a clear error, and nothing left behind."""
 
 import errno
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,235 +14,19 @@ from ninfer.convert.assembly import Block, EncodedBlock, encode_block
 from ninfer.convert.conversion import convert
 from ninfer.convert.plan import ConvertOptions
 from ninfer.convert.progress import SilentProgress
-from ninfer.errors import CheckpointError, ConfigurationError
+from ninfer.errors import ConfigurationError
 from tests.support.checkpoint_files import (
-    INDEX,
     Tensors,
     Words,
     copy_checkpoint,
     golden_tensors,
     read_tensors,
-    shard_checkpoint,
     write_tensors,
 )
+from tests.support.failing_conversion import failing_conversion
 from tests.support.golden import GOLDEN
 
 LAYER = "model.language_model.layers.0."
-
-
-def _fails(
-    source: Path,
-    tmp_path: Path,
-    *,
-    draft: Path | None = None,
-    profile: str = "groupwise-int",
-    model_id: str | None = None,
-) -> str:
-    """Convert what must fail; return the message and check that nothing is left."""
-    folder = tmp_path / "output"
-    folder.mkdir()
-
-    with pytest.raises(CheckpointError) as caught:
-        convert(
-            ConvertOptions(
-                source=source,
-                output=folder / "m.ninfer",
-                draft=draft,
-                profile=profile,
-                model_id=model_id,
-            )
-        )
-
-    assert list(folder.iterdir()) == []
-    return str(caught.value)
-
-
-def _sharded(tmp_path: Path) -> tuple[Path, list[Path]]:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    return folder, shard_checkpoint(folder, 2)
-
-
-def _edit_index(folder: Path, edit: Callable[[dict[str, str]], object]) -> None:
-    index = json.loads((folder / INDEX).read_bytes())
-    edit(index["weight_map"])
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-def test_missing_shard_is_named_with_its_tensors(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    shards[1].unlink()
-
-    message = _fails(folder, tmp_path)
-
-    assert "1 of 2 files are missing (model-00002-of-00002.safetensors)" in message
-    assert "61 of 123 tensors" in message
-
-
-def test_all_missing_shards_are_named_at_once(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    for shard in shards:
-        shard.unlink()
-
-    message = _fails(folder, tmp_path)
-
-    assert "00001-of-00002" in message
-    assert "00002-of-00002" in message
-    assert "123 of 123 tensors" in message
-
-
-def test_shard_cut_short_by_one_byte_is_refused(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    content = shards[1].read_bytes()
-    shards[1].write_bytes(content[:-1])
-
-    message = _fails(folder, tmp_path)
-
-    assert f"is cut short: {len(content) - 1} bytes, its header describes {len(content)}" in message
-
-
-def test_shard_with_trailing_bytes_is_refused(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    shards[0].write_bytes(shards[0].read_bytes() + b"\0")
-
-    assert "bytes after its last tensor" in _fails(folder, tmp_path)
-
-
-def test_header_longer_than_any_file_is_refused(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    shards[0].write_bytes((1 << 63).to_bytes(8, "little") + shards[0].read_bytes()[8:])
-
-    assert "claims a header of 9223372036854775808 bytes" in _fails(folder, tmp_path)
-
-
-def test_text_pointer_instead_of_a_shard_is_recognised(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    pointer = (
-        "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 1234567890\n"
-    )
-    shards[0].write_text(pointer)
-
-    assert f"is a text pointer of {len(pointer)} bytes" in _fails(folder, tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"1234567", b"\0" * 8, b"\1" + b"\0" * 7 + b"["])
-def test_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    (folder / "model.safetensors").write_bytes(content)
-
-    assert "model.safetensors: the file" in _fails(folder, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        (b"[1]", "not JSON"),
-        (b'{"a":\xff}', "valid JSON"),
-        (b'{"a": {"dtype": "F32", "shape": [1]}}', "exactly dtype, shape and data_offsets"),
-        (b'{"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}', "unknown type"),
-        (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "shape"),
-        (b'{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}', "shape"),
-        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}', "offsets"),
-        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', "covers -4 bytes"),
-        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "needs 8"),
-        (
-            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
-            b' "b": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]}}',
-            "overlaps",
-        ),
-        (
-            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
-            b' "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
-            "twice",
-        ),
-        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}', "unused bytes"),
-    ],
-)
-def test_corrupt_header_is_refused(tmp_path: Path, header: bytes, reason: str) -> None:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    content = len(header).to_bytes(8, "little") + header + bytes(8)
-    (folder / "model.safetensors").write_bytes(content)
-
-    assert reason in _fails(folder, tmp_path)
-
-
-def test_index_without_any_shard_names_them(tmp_path: Path) -> None:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    (folder / "model.safetensors").unlink()
-    (folder / INDEX).write_text('{"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}')
-
-    assert "1 of 1 files are missing (x.safetensors), and with them 2 of 2" in _fails(
-        folder, tmp_path
-    )
-
-
-def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    shards[1].unlink()
-    shards[1].symlink_to(shards[0])
-
-    message = _fails(folder, tmp_path)
-
-    assert f"names one file twice, as {shards[0].name} and {shards[1].name}" in message
-
-
-def test_index_that_repeats_a_tensor_is_refused(tmp_path: Path) -> None:
-    folder, _ = _sharded(tmp_path)
-    text = (folder / INDEX).read_text()
-    first = '"model.language_model.norm.weight": "model-00001-of-00002.safetensors"'
-    (folder / INDEX).write_text(text.replace('"weight_map": {', '"weight_map": {' + first + ","))
-
-    assert "'model.language_model.norm.weight' twice" in _fails(folder, tmp_path)
-
-
-def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    first, second = read_tensors(shards[0]), read_tensors(shards[1])
-    name = next(iter(first))
-    write_tensors(shards[1], second | {name: first[name]})
-
-    assert f"tensor {name!r} is in {shards[0].name} and in {shards[1].name}" in _fails(
-        folder, tmp_path
-    )
-
-
-@pytest.mark.parametrize("shard", ["../x.safetensors", "a/b.safetensors", "weights.bin", "", 3])
-def test_index_naming_no_plain_shard_is_refused(tmp_path: Path, shard: object) -> None:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
-
-    assert "a shard is a plain *.safetensors file" in _fails(folder, tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}'])
-def test_unusable_index_is_refused(tmp_path: Path, content: str) -> None:
-    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
-    (folder / INDEX).write_text(content)
-
-    assert INDEX in _fails(folder, tmp_path)
-
-
-def test_tensor_the_index_promises_and_the_shard_lacks_is_named(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    _edit_index(folder, lambda index: index.update({"model.extra": shards[0].name}))
-
-    assert "lacks 1 tensors that the index places there: model.extra" in _fails(folder, tmp_path)
-
-
-def test_tensor_the_index_does_not_know_is_named(tmp_path: Path) -> None:
-    folder, _ = _sharded(tmp_path)
-    _edit_index(folder, lambda index: index.pop("model.language_model.norm.weight"))
-
-    assert "does not place there: model.language_model.norm.weight" in _fails(folder, tmp_path)
-
-
-def test_shards_without_an_index_are_named(tmp_path: Path) -> None:
-    folder, shards = _sharded(tmp_path)
-    (folder / INDEX).unlink()
-
-    message = _fails(folder, tmp_path)
-
-    assert "model.safetensors is missing" in message
-    assert shards[0].name in message
 
 
 def _edited(tmp_path: Path, edit: Callable[[Tensors], object], case: str = "tiny-dense") -> Path:
@@ -256,14 +39,16 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
     name = f"{LAYER}linear_attn.A_log"
     folder = _edited(tmp_path, lambda tensors: tensors.pop(name))
 
-    assert f"1 of 123 tensors are missing: {name}" in _fails(folder, tmp_path)
+    assert f"1 of 123 tensors are missing: {name}" in failing_conversion(folder, tmp_path)
 
 
 def test_extra_tensor_is_named(tmp_path: Path) -> None:
     extra = Words("BF16", np.zeros((2, 2), np.uint16))
     folder = _edited(tmp_path, lambda tensors: tensors.update({"lm_head.weight": extra}))
 
-    assert "1 tensors are not part of the model: lm_head.weight" in _fails(folder, tmp_path)
+    assert "1 tensors are not part of the model: lm_head.weight" in failing_conversion(
+        folder, tmp_path
+    )
 
 
 def test_wrong_shape_is_refused_with_both(tmp_path: Path) -> None:
@@ -271,7 +56,7 @@ def test_wrong_shape_is_refused_with_both(tmp_path: Path) -> None:
     wrong = Words("BF16", np.zeros((160, 63), np.uint16))
     folder = _edited(tmp_path, lambda tensors: tensors.update({name: wrong}))
 
-    message = _fails(folder, tmp_path)
+    message = failing_conversion(folder, tmp_path)
 
     assert f"{name} has the shape [160, 63]; the config makes it [160, 64]" in message
 
@@ -281,7 +66,7 @@ def test_wrong_type_is_refused(tmp_path: Path) -> None:
     wrong = Words("F16", np.zeros((160, 64), np.float16))
     folder = _edited(tmp_path, lambda tensors: tensors.update({name: wrong}))
 
-    assert f"{name} is F16; allowed is BF16 or F32" in _fails(folder, tmp_path)
+    assert f"{name} is F16; allowed is BF16 or F32" in failing_conversion(folder, tmp_path)
 
 
 @pytest.mark.parametrize("profile", ["bf16", "groupwise-int"])
@@ -294,7 +79,7 @@ def test_value_that_is_not_finite_is_located(tmp_path: Path, profile: str, word:
         array[17, 42] = word
         tensors[name] = Words("BF16", array)
 
-    message = _fails(_edited(tmp_path, poison), tmp_path, profile=profile)
+    message = failing_conversion(_edited(tmp_path, poison), tmp_path, profile=profile)
 
     assert f"{name} holds a value that is not finite at [17, 42]" in message
 
@@ -304,7 +89,7 @@ def test_f32_value_that_is_not_finite_is_located(tmp_path: Path) -> None:
     values = np.array([0, 1, np.nan, 2], np.float32)
     folder = _edited(tmp_path, lambda tensors: tensors.update({name: Words("F32", values)}))
 
-    assert f"{name} holds a value that is not finite at [2]" in _fails(folder, tmp_path)
+    assert f"{name} holds a value that is not finite at [2]" in failing_conversion(folder, tmp_path)
 
 
 def test_value_beyond_a_binary16_scale_names_the_object(tmp_path: Path) -> None:
@@ -313,7 +98,7 @@ def test_value_beyond_a_binary16_scale_names_the_object(tmp_path: Path) -> None:
     def enlarge(tensors: Tensors) -> None:
         tensors[name] = Words("F32", np.full((160, 64), 1e30, np.float32))
 
-    message = _fails(_edited(tmp_path, enlarge), tmp_path)
+    message = failing_conversion(_edited(tmp_path, enlarge), tmp_path)
 
     assert "text/layers/0/mlp/gate_up from row 0 on does not fit Q4G64_F16S" in message
 
@@ -323,7 +108,7 @@ def test_f32_value_beyond_bf16_is_refused(tmp_path: Path) -> None:
     largest = np.full((160, 64), np.finfo(np.float32).max, np.float32)
     folder = _edited(tmp_path, lambda tensors: tensors.update({name: Words("F32", largest)}))
 
-    message = _fails(folder, tmp_path, profile="bf16")
+    message = failing_conversion(folder, tmp_path, profile="bf16")
 
     assert f"{name} holds a value that is too large for bf16" in message
 
@@ -335,7 +120,7 @@ def test_damaged_draft_is_refused(tmp_path: Path) -> None:
     del tensors["fc.weight"]
     write_tensors(draft / "model.safetensors", tensors)
 
-    message = _fails(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, draft=draft)
+    message = failing_conversion(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, draft=draft)
 
     assert "1 of 51 tensors are missing: fc.weight" in message
 
@@ -343,7 +128,7 @@ def test_damaged_draft_is_refused(tmp_path: Path) -> None:
 def test_draft_of_another_model_is_refused(tmp_path: Path) -> None:
     draft = GOLDEN / "real-head-dense" / "dflash2"
 
-    message = _fails(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, draft=draft)
+    message = failing_conversion(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, draft=draft)
 
     assert "config field hidden_size is 128; allowed is 64" in message
 
@@ -355,7 +140,7 @@ def test_missing_resource_is_named(tmp_path: Path, name: str) -> None:
     folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
     (folder / name).unlink()
 
-    assert f"{name} is missing" in _fails(folder, tmp_path)
+    assert f"{name} is missing" in failing_conversion(folder, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -378,24 +163,28 @@ def test_unusable_resource_is_refused(
     folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
     (folder / name).write_bytes(content)
 
-    message = _fails(folder, tmp_path)
+    message = failing_conversion(folder, tmp_path)
 
     assert name in message
     assert reason in message
 
 
 def test_source_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    assert "is not a folder with a checkpoint" in _fails(tmp_path / "absent", tmp_path)
+    assert "is not a folder with a checkpoint" in failing_conversion(tmp_path / "absent", tmp_path)
 
 
 def test_identity_of_the_other_family_is_refused(tmp_path: Path) -> None:
-    message = _fails(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, model_id="tiny-moe")
+    message = failing_conversion(
+        GOLDEN / "tiny-dense" / "checkpoint", tmp_path, model_id="tiny-moe"
+    )
 
     assert "the config is dense; tiny-moe is moe" in message
 
 
 def test_fixed_identity_of_another_size_is_refused(tmp_path: Path) -> None:
-    message = _fails(GOLDEN / "tiny-dense" / "checkpoint", tmp_path, model_id="qwen3.6-27b")
+    message = failing_conversion(
+        GOLDEN / "tiny-dense" / "checkpoint", tmp_path, model_id="qwen3.6-27b"
+    )
 
     assert "hidden is 64; qwen3.6-27b has 5120" in message
 
@@ -517,4 +306,4 @@ def test_shard_that_shrinks_while_it_is_read_is_noticed(
 
     monkeypatch.setattr(conversion, "encode_block", shrinking)
 
-    assert "became shorter while it was read" in _fails(folder, tmp_path)
+    assert "became shorter while it was read" in failing_conversion(folder, tmp_path)
