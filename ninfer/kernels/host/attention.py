@@ -178,11 +178,12 @@ def _attend(
     num_tiles = (num_tokens + tile_columns - 1) // tile_columns
     gate_column = (num_heads + num_kv_heads) * head_dim
     planes = (keys, values)
-    rows = np.empty((2, PAGE_TOKENS, head_dim), np.float32)
+    page_keys = np.empty((PAGE_TOKENS, head_dim), np.float32)
+    page_values = np.empty((PAGE_TOKENS, head_dim), np.float32)
     turned = np.empty((head_dim, PAGE_TOKENS), np.float32)
     scores = np.empty(PAGE_TOKENS, np.float32)
-    softmax = np.empty((tile_columns, sharing, 2), np.float32)
-    totals = np.empty((tile_columns, sharing, head_dim), np.float32)
+    softmax = np.empty((tile_columns * sharing, 2), np.float32)
+    totals = np.empty((tile_columns * sharing, head_dim), np.float32)
     for item in range(first, stop):
         kv_head = item // num_tiles
         begin = (item % num_tiles) * tile_columns
@@ -195,8 +196,9 @@ def _attend(
             row = (page * num_kv_heads + kv_head) * PAGE_TOKENS
             size = min(PAGE_TOKENS, length - start)
             for which in range(2):
-                load_rows(code, planes[which], row, size, rows[which])
-            _transpose(rows[0], size, turned)
+                page_rows = page_keys if which == 0 else page_values
+                load_rows(code, planes[which], row, size, page_rows)
+            _transpose(page_keys, size, turned)
             for t in range(begin, end):
                 seen = min(size, positions[t] + 1 - start)
                 for g in range(sharing if seen > 0 else 0):
@@ -204,16 +206,16 @@ def _attend(
                         queries[t, kv_head * sharing + g],
                         scale,
                         turned,
-                        rows[1],
+                        page_values,
                         start == 0,
                         scores[:seen],
-                        softmax[t - begin, g],
-                        totals[t - begin, g],
+                        softmax[(t - begin) * sharing + g],
+                        totals[(t - begin) * sharing + g],
                     )
         for t in range(begin, end):
             for g in range(sharing):
                 at = (kv_head * sharing + g) * head_dim
-                weight_sum = softmax[t - begin, g, 1]
+                state = (t - begin) * sharing + g
                 _write_gated(
-                    totals[t - begin, g], weight_sum, projected[t], gate_column + at, out[t], at
+                    totals[state], softmax[state, 1], projected[t], gate_column + at, out[t], at
                 )

@@ -52,36 +52,44 @@ def experts(
     shared_gate: Tensor,
     residual: Tensor,
 ) -> None:
-    """Launch `_activate_rows` and `_add_rows` for each chunk of columns."""
+    """Launch `_expert_rows` for both products of each chunk of columns."""
     num_columns, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
+    num_experts = down.num_rows // hidden
     columns = input_array(x)
-    chunk_columns = min(num_columns, _CHUNK_COLUMNS)
-    active = np.empty((chunk_columns * chosen, width), np.float32)
+    active = np.empty((min(num_columns, _CHUNK_COLUMNS) * chosen, width), np.float32)
     for first in range(0, num_columns, _CHUNK_COLUMNS):
         chunk = slice(first, first + _CHUNK_COLUMNS)
-        chunk_experts = host_array(experts)[chunk]
-        row_work = chunk_experts.size * 3
-        stream.enqueue_bands(
-            _activate_rows,
-            width,
-            _BAND_WORK // (2 * hidden * row_work) + 1,
-            *stored_rows(gate_up),
-            columns[chunk],
-            chunk_experts,
+        choices = host_array(experts)[chunk]
+        operands = (
+            num_experts,
+            choices,
             active,
-        )
-        stream.enqueue_bands(
-            _add_rows,
-            hidden,
-            _BAND_WORK // (width * row_work) + 1,
-            *stored_rows(down),
-            active,
-            chunk_experts,
             host_array(weights)[chunk],
             host_array(shared)[chunk],
             host_array(shared_gate)[chunk],
             host_array(residual)[chunk],
+        )
+        row_work = 3 * choices.size + 1
+        stream.enqueue_bands(
+            _expert_rows,
+            width,
+            _BAND_WORK // (2 * hidden * row_work) + 1,
+            True,
+            *stored_rows(gate_up),
+            columns[chunk].reshape(-1),
+            hidden,
+            *operands,
+        )
+        stream.enqueue_bands(
+            _expert_rows,
+            hidden,
+            _BAND_WORK // (width * row_work) + 1,
+            False,
+            *stored_rows(down),
+            active.reshape(-1),
+            width,
+            *operands,
         )
 
 
@@ -123,100 +131,91 @@ def _route(router: Array, experts: Array, weights: Array, shared_gate: Array) ->
 
 
 @kernel_part
-def _group_by_expert(experts: Array, num_experts: int) -> Any:
+def _group_by_expert(experts: Array, starts: Array, choices: Array) -> None:
     """Sort the choices t * k + slot by expert; those of ``e`` are [starts[e], starts[e + 1])."""
     chosen = experts.shape[1]
-    starts = np.zeros(num_experts + 1, np.int64)
-    for choice in range(experts.size):
-        starts[experts[choice // chosen, choice % chosen] + 1] += 1
+    num_experts = starts.size - 1
+    for e in range(starts.size):
+        starts[e] = 0
+    for choice in range(choices.size):
+        starts[experts[choice // chosen, choice % chosen]] += 1
+    end = 0
     for e in range(num_experts):
-        starts[e + 1] += starts[e]
-    cursor = starts.copy()
-    choices = np.empty(experts.size, np.int64)
-    for choice in range(experts.size):
+        end += starts[e]
+        starts[e] = end
+    starts[num_experts] = end
+    for choice in range(choices.size - 1, -1, -1):
         e = experts[choice // chosen, choice % chosen]
-        choices[cursor[e]] = choice
-        cursor[e] += 1
-    return starts, choices
+        starts[e] -= 1
+        choices[starts[e]] = choice
+
+
+@kernel_part
+def _add_experts(
+    products: Array, i: int, weights: Array, shared: Array, shared_gate: Array, residual: Array
+) -> None:
+    """Add element ``i`` of every column's experts, in ranking order, and of its shared one."""
+    chosen = weights.shape[1]
+    for t in range(residual.shape[0]):
+        total = np.float32(0.0)
+        for slot in range(chosen):
+            total += weights[t, slot] * products[t * chosen + slot]
+        residual[t, i] += total + shared_gate[t] * shared[t, i]
 
 
 @kernel
-def _activate_rows(
+def _expert_rows(
     first: int,
     stop: int,
+    is_gate_up: bool,
     bits: int,
     base: Array,
     high: Array,
     scales: Array,
     x: Array,
+    width: int,
+    num_experts: int,
     experts: Array,
     active: Array,
-) -> None:
-    """Compute elements [first, stop) of each choice's ``active`` row from its gate and up rows."""
-    chosen, width = experts.shape[1], active.shape[1]
-    num_columns, hidden = x.shape
-    padded = (hidden + 127) // 128 * 128
-    gate = np.zeros(padded, np.float32)
-    up = np.zeros(padded, np.float32)
-    codes = np.empty(padded, np.uint8)
-    tails = np.empty(num_columns * LANES, np.float32)
-    flat = x.reshape(-1)
-    copy_tails(flat, num_columns, hidden, tails)
-    starts, choices = _group_by_expert(experts, base.shape[0] // (2 * width))
-    for i in range(first, stop):
-        for e in range(starts.size - 1):
-            if starts[e] == starts[e + 1]:
-                continue
-            n = e * 2 * width + i
-            decode_row(bits, base[n], high[n], scales[n], codes, gate)
-            n += width
-            decode_row(bits, base[n], high[n], scales[n], codes, up)
-            for at in range(starts[e], starts[e + 1]):
-                choice = choices[at]
-                t = choice // chosen
-                g = dot_row(gate, flat, t * hidden, tails, t * LANES, hidden)
-                u = dot_row(up, flat, t * hidden, tails, t * LANES, hidden)
-                active[choice, i] = (g * _sigmoid(g)) * u
-
-
-@kernel
-def _add_rows(
-    first: int,
-    stop: int,
-    bits: int,
-    base: Array,
-    high: Array,
-    scales: Array,
-    active: Array,
-    experts: Array,
     weights: Array,
     shared: Array,
     shared_gate: Array,
     residual: Array,
 ) -> None:
-    """Add elements [first, stop) of every column's experts to its residual."""
-    num_columns, chosen = experts.shape
-    num_choices = experts.size
-    hidden, width = residual.shape[1], active.shape[1]
+    """Multiply the rows [first, stop) of every chosen expert with the columns that chose it.
+
+    ``x`` holds, flat, columns of ``width`` features: with gate and up, which become ``active``, one
+    for each token; with down, which is added to ``residual``, one for each choice.
+    """
+    num_choices, chosen = experts.size, experts.shape[1]
+    parts, sharing = (2, chosen) if is_gate_up else (1, 1)
+    num_columns = num_choices // sharing
+    rows_of_part = base.shape[0] // (num_experts * parts)
     padded = (width + 127) // 128 * 128
-    row = np.zeros(padded, np.float32)
+    rows = np.empty(2 * padded, np.float32)
+    for k in range(rows.size):
+        rows[k] = np.float32(0.0)  # bf16 rows leave the padding alone
     codes = np.empty(padded, np.uint8)
-    tails = np.empty(num_choices * LANES, np.float32)
-    flat = active.reshape(-1)
-    copy_tails(flat, num_choices, width, tails)
-    starts, choices = _group_by_expert(experts, base.shape[0] // hidden)
-    products = np.empty(num_choices, np.float32)
+    tails = np.empty(num_columns * LANES, np.float32)
+    copy_tails(x, num_columns, width, tails)
+    starts = np.empty(num_experts + 1, np.int64)
+    choices = np.empty(num_choices, np.int64)
+    _group_by_expert(experts, starts, choices)
+    products = np.empty(2 * num_choices, np.float32)
     for i in range(first, stop):
-        for e in range(starts.size - 1):
-            if starts[e] == starts[e + 1]:
-                continue
-            n = e * hidden + i
-            decode_row(bits, base[n], high[n], scales[n], codes, row)
-            for at in range(starts[e], starts[e + 1]):
-                choice = choices[at]
-                products[choice] = dot_row(row, flat, choice * width, tails, choice * LANES, width)
-        for t in range(num_columns):
-            total = np.float32(0.0)
-            for slot in range(chosen):
-                total += weights[t, slot] * products[t * chosen + slot]
-            residual[t, i] += total + shared_gate[t] * shared[t, i]
+        for e in range(num_experts):
+            for part in range(parts if starts[e] < starts[e + 1] else 0):
+                n = (e * parts + part) * rows_of_part + i
+                row = rows[part * padded : (part + 1) * padded]
+                decode_row(bits, base[n], high[n], scales[n], codes, row)
+                for at in range(starts[e], starts[e + 1]):
+                    column = choices[at] // sharing
+                    products[part * num_choices + choices[at]] = dot_row(
+                        row, x, column * width, tails, column * LANES, width
+                    )
+        if is_gate_up:
+            for choice in range(num_choices):
+                g = products[choice]
+                active[choice, i] = (g * _sigmoid(g)) * products[num_choices + choice]
+        else:
+            _add_experts(products, i, weights, shared, shared_gate, residual)
