@@ -2,13 +2,14 @@
 
 Implements the `Program` protocol of `contract` by composing what the neighbouring files own:
 `PhysicalStores` (who has what), `ResourceTransitions` (who gets what), `ModelUnits` (what runs),
-`ScoringWindow` (the other purpose), and the arenas and graphs that `DeviceBacking` closes. It adds
-the rules between them: nothing runs on a closed Program, a transition and a pending batch never
-overlap on one sequence, and each purpose refuses the calls of the other. Called by one thread.
+`ScoringWindow` (the other purpose). It adds the rules between them: nothing runs on a closed
+Program, no transition starts under a pending batch, and each purpose refuses the calls of the
+other. How it is built is `program_builder`'s subject. Called by one thread.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -36,17 +37,13 @@ from ninfer.program.resource_transaction import ResourceTransitions
 from ninfer.program.scoring_window import ScoringWindow, WindowScores
 
 
+@dataclass(frozen=True, slots=True)
 class GenerationParts:
     """What a Program built for generation is made of."""
 
-    __slots__ = ("stores", "transitions", "units")
-
-    def __init__(
-        self, stores: PhysicalStores, transitions: ResourceTransitions, units: ModelUnits
-    ) -> None:
-        self.stores: Final = stores
-        self.transitions: Final = transitions
-        self.units: Final = units
+    stores: PhysicalStores
+    transitions: ResourceTransitions
+    units: ModelUnits
 
 
 class ModelProgram:

@@ -7,6 +7,7 @@ Afterwards nothing is allocated any more. Everything made here goes onto one sta
 in reverse order when the Program closes, or at once when start-up fails.
 """
 
+import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -53,6 +54,9 @@ from ninfer.program.weight_loader import (
 from ninfer.program.workspace_layout import Phase, Region, lay_out
 from ninfer.tensor import DType, Tensor
 
+_ROUND: Final = "round"
+_SCORING: Final = "scoring"
+
 
 def build_program(
     config: EngineConfig,
@@ -83,10 +87,6 @@ def build_program(
         plan = builder.plan()
         parts = builder.assemble(weights, plan)
         return ModelProgram(parts, plan, stack.pop_all())
-
-
-_ROUND: Final = "round"
-_SCORING: Final = "scoring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,8 @@ class _Builder:
             use_graphs=config.use_graphs,
         )
         self._stack.callback(decode.close)
-        stores = PhysicalStores(shape, id(self), io.table_mirror)
+        # Drawn, not counted or an address: handles of a Program that is gone match no later one.
+        stores = PhysicalStores(shape, secrets.randbits(63), io.table_mirror)
         executors = UnitExecutors(
             ctx.stream,
             prefill,

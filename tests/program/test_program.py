@@ -14,14 +14,14 @@ from ninfer.errors import (
     UnsupportedFeature,
 )
 from ninfer.generation import RopePositions, SamplingParams
-from ninfer.host.device import HostDevice
+from ninfer.host.device import HostStream
 from ninfer.program.contract import Program, Release
 from tests.support.golden import load
 from tests.support.model_cases import CASES, open_case
 from tests.support.oracle_weights import oracle_weights
 from tests.support.oracles.model import dims_of, run_text
 from tests.support.program_driver import ProgramDriver
-from tests.support.running_program import running_program
+from tests.support.running_program import WatchedDevice, running_program
 
 MAX_ERROR = 2e-3  # float32 host path, golden README
 SAMPLED = SamplingParams(
@@ -301,10 +301,40 @@ def test_a_program_for_generation_does_not_score(eight: ProgramDriver) -> None:
 def test_start_up_refuses_what_cannot_be_and_leaves_nothing(
     options: dict[str, object], error: type[NinferError]
 ) -> None:
-    config = {"max_context": 64, "kv_headroom_bytes": 0} | options
+    config = EngineConfig(**{"max_context": 64, "kv_headroom_bytes": 0} | options)  # type: ignore[arg-type]  # by table
 
-    with pytest.raises(error), open_case("tiny-dense") as case, HostDevice() as device:
-        case.build(EngineConfig(**config), device)  # type: ignore[arg-type]  # by table
+    with open_case("tiny-dense") as case, WatchedDevice() as device:
+        with pytest.raises(error):
+            case.build(config, device)
+
+        assert device.open_arenas() == []
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_program_owns_its_arenas_until_it_is_closed(purpose: Purpose) -> None:
+    config = EngineConfig(purpose=purpose, max_context=64, kv_headroom_bytes=0)
+    with open_case("tiny-dense") as case, WatchedDevice() as device:
+        program = case.build(config, device)
+        held = device.open_arenas()
+        program.close()
+
+        assert {"weights", "state", "kv", "workspace", "round"} <= set(held)
+        assert "weight staging" not in held
+        assert ("scoring" in held) is (purpose is Purpose.CAUSAL_SCORING)
+        assert device.open_arenas() == []
+
+
+def test_a_start_that_fails_half_way_frees_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InvariantError("of the test")
+
+    monkeypatch.setattr(HostStream, "end_capture", fail)
+    config = EngineConfig(max_context=64, kv_headroom_bytes=0)
+    with open_case("tiny-dense") as case, WatchedDevice() as device:
+        with pytest.raises(InvariantError, match="of the test"):
+            case.build(config, device)
+
+        assert device.open_arenas() == []
 
 
 def test_the_account_of_memory_lists_every_arena() -> None:

@@ -5,22 +5,42 @@ from contextlib import contextmanager
 from typing import Any
 
 from ninfer.config import EngineConfig
-from ninfer.host.device import HostDevice, HostStream
+from ninfer.errors import InvariantError
+from ninfer.host.device import HostArena, HostDevice, HostStream
+from ninfer.tensor import DType
 from tests.support.model_cases import open_case
 from tests.support.program_driver import ProgramDriver
 
 
-class _WatchedDevice(HostDevice):
-    """Remembers its streams, so that a test can break one."""
+class WatchedDevice(HostDevice):
+    """Remembers its streams, so that a test can break one, and its arenas."""
 
     def __init__(self) -> None:
         super().__init__(num_threads=1)
         self.made: list[HostStream] = []
+        self.arenas: list[HostArena] = []
 
     def stream(self) -> HostStream:
         stream = super().stream()
         self.made.append(stream)
         return stream
+
+    def arena(self, name: str, nbytes: int) -> HostArena:
+        arena = super().arena(name, nbytes)
+        self.arenas.append(arena)
+        return arena
+
+    def open_arenas(self) -> list[str]:
+        """Names of the arenas that still own memory."""
+        return [arena.name for arena in self.arenas if not _is_closed(arena)]
+
+
+def _is_closed(arena: HostArena) -> bool:
+    try:
+        arena.take((0,), DType.U8)
+    except InvariantError as error:
+        return "is closed" in str(error)
+    return False
 
 
 @contextmanager
@@ -31,7 +51,7 @@ def running_program(
     config = EngineConfig(**{"kv_headroom_bytes": 0} | options)
     with (
         open_case(case, weights_id) as model,
-        _WatchedDevice() as device,
+        WatchedDevice() as device,
         model.build(config, device) as program,
     ):
         yield ProgramDriver(program, device.made)
