@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=min(os.cpu_count() or 1, _MAX_DEFAULT_WORKERS),
         metavar="N",
-        help="threads that read and encode (default: %(default)s)",
+        help="threads that read and encode (default: the number of processors, at most 8)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing artifact")
     parser.add_argument(

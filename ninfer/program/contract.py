@@ -13,7 +13,7 @@ Both end exactly once. Sequences follow one rule: the newest chosen token, the *
 the ledger but not yet processed. A sequence with frontier F has processed tokens 0..F-1 and its
 anchor stands at position F. Prefill therefore processes a prompt up to its last token, and the
 first output token comes out of an ordinary decode round. Nothing here knows a queue, a user, a
-layer or an allocator.
+layer or an allocator. The page is over 400 lines because the boundary is read as a whole.
 """
 
 import enum
