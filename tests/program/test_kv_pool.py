@@ -1,6 +1,7 @@
 """KvPool: what each move does, and what it refuses. Random lives are in `test_kv_pool_life`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,31 @@ def test_moving_needs_only_the_growth_beyond_the_source() -> None:
     extent = pool.extent(claim)
     assert (extent.pages, extent.reserved, extent.frontier) == (pages, 4, 130)
     assert pool.free_pages == 0
+
+
+def test_a_move_beyond_a_table_row_is_refused() -> None:
+    pool = make_pool(num_pages=6, width=4)
+    source = pool.freeze(open_with(pool, 2, 100))
+    claim = pool.open(3)
+    before = snapshot_of(pool, [source, claim])
+
+    with pytest.raises(InvariantError, match="row"):
+        pool.move(source, claim)
+
+    assert snapshot_of(pool, [source, claim]) == before
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "table"),
+    [
+        (0, np.zeros((1, 1), np.int32)),
+        (1, np.zeros(1, np.int32)),
+        (1, np.zeros((1, 1), np.int64)),
+    ],
+)
+def test_a_pool_needs_pages_and_an_int32_matrix(num_pages: int, table: Any) -> None:
+    with pytest.raises(InvariantError, match="no pool"):
+        KvPool(PoolKind.MAIN, num_pages, OWNER, table)
 
 
 REFUSED: dict[str, Callable[[KvPool, KvHandle, KvHandle], object]] = {

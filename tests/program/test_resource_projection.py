@@ -315,6 +315,16 @@ def test_placing_a_checkpoint_where_it_is_changes_nothing() -> None:
     assert program.facts() == before
 
 
+@pytest.mark.parametrize("tiers", [{Tier.DEVICE}, {Tier.HOST}, set()])
+def test_placing_a_deleted_checkpoint_is_stale_before_all_else(tiers: set[Tier]) -> None:
+    program = BookedProgram()
+    handle = retained(program, 70)
+    program.run(Rearrange((Evict(handle),)))
+
+    with pytest.raises(StaleHandle):
+        program.transitions.project(Rearrange((Place(handle, frozenset(tiers)),)))
+
+
 def test_a_checkpoint_without_a_place_is_refused() -> None:
     program = BookedProgram()
     handle = retained(program, 70)

@@ -259,3 +259,23 @@ def test_abandoning_ends_everything_active_and_keeps_checkpoints() -> None:
     assert not program.transitions.is_running
     with pytest.raises(IllegalMove):
         running.commit()
+
+
+def test_abandoning_leaves_earlier_plans_stale() -> None:
+    program = BookedProgram()
+    root(program, 10, 5)
+    plan = program.transitions.seal(Rearrange(()))
+
+    program.transitions.abandon()
+
+    assert program.transitions.start(plan) is None
+
+
+def test_abandoning_nothing_moves_nothing() -> None:
+    program = BookedProgram()
+    retained(program, 70)
+    before = program.transitions.resource_revision
+
+    program.transitions.abandon()
+
+    assert program.transitions.resource_revision == before

@@ -233,7 +233,8 @@ class TransitionMachine(RuleBasedStateMachine):
         if result.sequence is not None:
             self.sequences.append(result.sequence)
             self.ledger.holders[result.sequence] = fresh[0]
-            assert result.reused_tokens == fresh[0].frontier
+        reused = 0 if result.sequence is None else fresh[0].frontier
+        assert result.reused_tokens == reused
         if result.published is not None:
             self.checkpoints[result.published] = tokens
             self.ledger.holders[result.published] = fresh[0]

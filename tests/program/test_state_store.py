@@ -35,6 +35,12 @@ def frozen_in(store: StateStore) -> StateHandle:
     return store.freeze(active_in(store))
 
 
+@pytest.mark.parametrize(("num_slots", "max_fold"), [(0, 1), (1, -1)])
+def test_a_store_needs_a_slot(num_slots: int, max_fold: int) -> None:
+    with pytest.raises(InvariantError, match="no store"):
+        StateStore(num_slots, OWNER, max_fold)
+
+
 def test_a_reserved_slot_cannot_be_written() -> None:
     store = make_store()
     reserved = store.reserve()
