@@ -337,7 +337,6 @@ class EngineCore:
             # Every client still has to learn of the first failure.
             _logger.exception("the failed engine could not abandon its work")
         self._resources.clear()
-        self._scheduler.clear()
         cause = str(error) if isinstance(error, NinferError) else type(error).__name__
         self._book.fail_all(unseen, f"the engine failed: {cause}")
         self._publish()

@@ -224,9 +224,3 @@ class Scheduler:
         if self._protected == order:
             self._protected = None
             self._donors = frozenset()
-
-    def clear(self) -> None:
-        """Forget everything, in a failure."""
-        self._tried.clear()
-        self._protected = None
-        self._donors = frozenset()

@@ -83,6 +83,23 @@ def test_two_borrowers_need_two_proofs() -> None:
     assert admitted_order(program)[:2] == [1, 3]
 
 
+def test_a_proof_still_works_after_the_first_of_two_donors_has_ended() -> None:
+    program = ScriptedProgram(max_concurrency=4, num_pages=12)
+    engine = EngineHarness(program)
+    submit_pages(engine, 1, 4, output=6)
+    submit_pages(engine, 2, 4, output=15)
+    engine.step(4)
+    submit_pages(engine, 3, 10)  # needs the end of 1 and of 2
+    engine.step(12)
+    is_first_gone = program.rounds[-1] == (2,)
+    submit_pages(engine, 4, 2)
+
+    engine.step_until_idle()
+
+    assert is_first_gone
+    assert admitted_order(program) == [1, 2, 4, 3]
+
+
 def test_a_head_that_leaves_the_queue_protects_nobody_any_more() -> None:
     program = ScriptedProgram(max_concurrency=3, num_pages=10)
     engine = EngineHarness(program)
