@@ -75,6 +75,20 @@ def test_views_are_aligned_apart_and_accounted(
         arena.close()
 
 
+def test_arena_is_filled_to_its_last_byte_and_no_further() -> None:
+    with HostDevice(1) as device:
+        arena = device.arena("test", ALIGNMENT + 3)
+        arena.take((1,), DType.U8)
+
+        with pytest.raises(InvariantError, match="full"):
+            arena.take((4,), DType.U8)
+        arena.take((3,), DType.U8)
+
+        assert arena.used_bytes == arena.nbytes
+        with pytest.raises(InvariantError, match="full"):
+            arena.take((1,), DType.U8)
+
+
 def test_closed_arena_hands_nothing_out() -> None:
     with HostDevice(1) as device:
         arena = device.pinned_arena("test", 1024)

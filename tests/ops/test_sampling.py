@@ -99,6 +99,29 @@ def test_greedy_takes_the_lowest_of_the_largest_permitted(
     assert got == [int(np.argmax(scores))]
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        *((Settings(top_k=k), k) for k in (1, 2, 3, 4)),
+        (Settings(top_k=0), 4),
+        (Settings(top_k=5), 4),
+        (Settings(top_p=0.5), 2),
+        (Settings(top_p=0.75), 3),
+        (Settings(top_p=0.0), 1),
+        (Settings(top_k=2, top_p=0.5), 1),
+        (Settings(top_k=3, top_p=1.0, min_p=1.0), 3),
+    ],
+)
+def test_filters_keep_the_lowest_of_equal_ids_up_to_their_exact_bound(
+    settings: Settings, kept: int
+) -> None:
+    logits = np.zeros(6, np.float32)
+
+    got = choose([Row(logits, settings, position=at) for at in range(80)], 4)
+
+    assert set(got) == set(range(kept))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
 def test_values_that_are_not_numbers_are_never_chosen(temperature: float, top_p: float) -> None:

@@ -246,11 +246,10 @@ def _filter(values: Array, ids: Array, num: int, largest: float, top_k: int, top
             total += math.exp(values[start] - largest)
         if not has_top_p:
             return start
-    bound = num - top_k if has_top_k else 0
     needed = top_p * total
     reached = 0.0
     kept = num
-    while kept > bound:
+    while kept > 0:
         kept -= 1
         if kept < size:
             size = _pop(values, ids, size)
