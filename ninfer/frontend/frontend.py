@@ -15,10 +15,21 @@ from typing import Any
 
 from ninfer.errors import CheckpointError, ContextLengthExceeded, RequestError, UnsupportedFeature
 from ninfer.frontend.chat_template import ChatTemplate
-from ninfer.frontend.conversation import Conversation, ToolDefinition, checked_conversation
+from ninfer.frontend.conversation import (
+    Conversation,
+    Role,
+    ToolDefinition,
+    checked_conversation,
+)
 from ninfer.frontend.generation_defaults import read_generation_defaults
 from ninfer.frontend.output_session import SessionSettings, TokenOutputSession
-from ninfer.frontend.prompt_identity import TURN_OPENER, boundaries_of, encode_marked, prompt_of
+from ninfer.frontend.prompt_identity import (
+    TURN_OPENER,
+    boundaries_of,
+    encode_marked,
+    frontier_behind_tools,
+    prompt_of,
+)
 from ninfer.frontend.prompt_rendering import render_conversation
 from ninfer.frontend.template_traits import ends_in_thinking, probe_template
 from ninfer.frontend.tokenizer import Tokenizer, check_unicode
@@ -141,11 +152,15 @@ class Frontend:
             self._template, conversation, variables, continues_final=options.continues_final
         )
         encoded = encode_marked(self.tokenizer, rendered.prompt)
+        first = conversation.messages[0]
+        has_system_behind_tools = conversation.offered_tools and first.role is Role.SYSTEM
         boundaries = boundaries_of(
             encoded,
             rendered.next_turn,
             self.tokenizer.find_added(TURN_OPENER),
-            has_opener=True,
+            behind_tools=frontier_behind_tools(self.tokenizer, encoded, first.text)
+            if has_system_behind_tools
+            else None,
         )
         is_thinking = self._think_end is not None and ends_in_thinking(rendered.prompt)
         return PreparedInput(

@@ -10,6 +10,7 @@ Does not know how messages become text. Source: design page, section 6 (checkpoi
 """
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,11 +97,11 @@ def boundaries_of(
     next_turn: MarkedText | None,
     opener_id: int | None,
     *,
-    has_opener: bool,
+    behind_tools: int | None = None,
 ) -> tuple[Boundary, ...]:
     """Find the boundaries of a rendered conversation.
 
-    ``SHARED_STABLE`` stands behind the leading system blocks (tools are in the first of them),
+    ``SHARED_STABLE`` stands behind the tools and behind the leading system blocks,
     ``RESPONSE_REPLAY`` before the generation opener, and ``TURN_CLOSURE`` before the first block
     that the next turn would render differently, or before the opener when nothing changes. Two
     kinds may share a frontier.
@@ -110,19 +111,44 @@ def boundaries_of(
         next_turn: the same conversation one answer and one question later; None when the template
             cannot render it.
         opener_id: id of the turn opener.
-        has_opener: whether the prompt ends in an open assistant turn.
+        behind_tools: frontier of `frontier_behind_tools`.
     """
     starts = prompt.block_starts(opener_id)
-    found = [Boundary(BoundaryKind.SHARED_STABLE, at) for at in _behind_systems(prompt, starts)]
-    if has_opener and starts:
+    shared = [*_behind_systems(prompt, starts), *([] if behind_tools is None else [behind_tools])]
+    found = [Boundary(BoundaryKind.SHARED_STABLE, frontier) for frontier in shared]
+    if starts:
         found.append(Boundary(BoundaryKind.RESPONSE_REPLAY, starts[-1].frontier))
         if next_turn is not None:
-            shared = common_prefix(prompt.text, plain_text(next_turn))
-            stable = [control for control in starts if control.end <= shared]
+            same = common_prefix(prompt.text, plain_text(next_turn))
+            stable = [control for control in starts if control.end <= same]
             if stable:
                 found.append(Boundary(BoundaryKind.TURN_CLOSURE, stable[-1].frontier))
     usable = [boundary for boundary in found if 0 < boundary.frontier < len(prompt.token_ids)]
     return tuple(sorted(usable, key=lambda boundary: (boundary.frontier, boundary.kind.value)))
+
+
+def frontier_behind_tools(
+    tokenizer: Tokenizer, prompt: EncodedPrompt, system_text: str
+) -> int | None:
+    """Tokens before the client's own text in a system block that lists tools.
+
+    Args:
+        tokenizer: the one that encoded the prompt.
+        prompt: a prompt whose first block ends with the client's system text.
+        system_text: that text.
+    """
+    ends = (at for at, control in enumerate(prompt.controls) if _spells(prompt, control, TURN_END))
+    first_end = next(ends, None)
+    text = system_text.strip()
+    if first_end is None or not text:
+        return None
+    place = prompt.controls[first_end].start - len(text)
+    if not prompt.text.startswith(text, place):
+        return None
+    spans = [(c.start, c.end, c.token_id) for c in prompt.controls if c.end <= place]
+    before = tokenizer.encode_spans(prompt.text[:place], spans)
+    pairs = zip(before, prompt.token_ids, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def common_prefix(first: str, second: str) -> int:
@@ -135,6 +161,10 @@ def common_prefix(first: str, second: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _spells(prompt: EncodedPrompt, control: Control, spelling: str) -> bool:
+    return prompt.text[control.start : control.end] == spelling
 
 
 def _behind_systems(prompt: EncodedPrompt, starts: Sequence[Control]) -> list[int]:

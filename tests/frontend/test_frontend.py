@@ -147,6 +147,32 @@ def test_the_next_turn_begins_with_the_tokens_before_its_turn_closure() -> None:
     assert later.token_ids[:closure] == now.token_ids[:closure]
 
 
+@pytest.mark.parametrize("template", [None, LAST_QUERY, EFFORT])
+def test_tools_are_a_shared_prefix_of_prompts_with_other_system_texts(template: str | None) -> None:
+    front = frontend("tiny-dense", template)
+    prompts = [
+        front.prepare(
+            Conversation(
+                (Message(Role.SYSTEM, text), Message(Role.USER, "Hi")), parse_tools([LAMP])
+            )
+        )
+        for text in ("Be brief.", "  Answer in verse.\n")
+    ]
+
+    shared = [
+        [b.frontier for b in p.prompt.boundaries if b.kind is BoundaryKind.SHARED_STABLE]
+        for p in prompts
+    ]
+
+    behind_tools = shared[0][0]
+    assert [len(frontiers) for frontiers in shared] == [2, 2]
+    assert shared[1][0] == behind_tools
+    first, second = (p.prompt.token_ids[:behind_tools] for p in prompts)
+    assert first == second
+    assert "lamp_set" in text_before(front, prompts[0], behind_tools)
+    assert text_before(front, prompts[0], shared[0][1]).endswith("Be brief.<|im_end|>\n")
+
+
 def test_identity_tells_ids_and_modes_apart() -> None:
     front = frontend()
     chat = ask().prompt
