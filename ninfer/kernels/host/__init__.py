@@ -1,4 +1,8 @@
-"""The kernel table of the host device: one module for each op family."""
+"""The kernel table of the host device: one module for each op family.
+
+Compiled kernels are kept beside the modules, or in the user's cache directory where that is not
+writable; ``NUMBA_CACHE_DIR`` names another place.
+"""
 
 from ninfer.kernels.host import (
     attention,
