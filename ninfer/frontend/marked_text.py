@@ -12,6 +12,8 @@ mark makes a control token ordinary text, never the other way round.
 Knows no tokens and no template language.
 """
 
+import bisect
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
@@ -33,8 +35,9 @@ class MarkedText(str):
         return self
 
     def is_marked(self, start: int, end: int) -> bool:
-        """Whether every character of ``[start, end)`` is marked."""
-        return any(first <= start and end <= last for first, last in self.spans)
+        """Whether every character of the non-empty ``[start, end)`` is marked."""
+        index = bisect.bisect_right(self.spans, start, key=operator.itemgetter(0)) - 1
+        return index >= 0 and end <= self.spans[index][1]
 
     def _cut(self, start: int, end: int) -> "MarkedText":
         spans = [

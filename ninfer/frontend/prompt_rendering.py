@@ -108,9 +108,7 @@ def _render(
         add_generation_prompt=opens_turn,
         variables=variables,
     )
-    for place, text in inserted.items():
-        rendered = _with_system_block(rendered, place, text)
-    return rendered
+    return _with_system_blocks(rendered, inserted)
 
 
 def _template_value(message: Message) -> dict[str, Any]:
@@ -140,21 +138,26 @@ def _unused_text(conversation: Conversation) -> str:
     return f"\ue000{number}."
 
 
-def _with_system_block(rendered: MarkedText, place: str, text: str) -> MarkedText:
-    at = rendered.find(place)
-    start = _marked_before(rendered, TURN_OPENER, at)
-    end = _marked_behind(rendered, _CLOSING, at)
-    if at < 0 or start is None or end is None:
-        raise InvalidPrompt(
-            "the chat template leaves no place for a later system message", field="messages"
-        )
-    opening = MarkedText(f"{TURN_OPENER}system\n")
-    parts = (rendered[:start], opening, text.strip(), MarkedText(_CLOSING), rendered[end:])
-    return _marked(join_marked(parts))
+def _with_system_blocks(rendered: MarkedText, inserted: Mapping[str, str]) -> MarkedText:
+    """Replace the block around each placeholder, in their order."""
+    parts: list[str] = []
+    done = 0
+    for place, text in inserted.items():
+        at = rendered.find(place, done)
+        start = _marked_before(rendered, TURN_OPENER, at)
+        end = _marked_behind(rendered, _CLOSING, at)
+        if start is None or end is None or start < done:
+            raise InvalidPrompt(
+                "the chat template leaves no place for a later system message", field="messages"
+            )
+        opening = MarkedText(f"{TURN_OPENER}system\n")
+        parts += [rendered[done:start], opening, text.strip(), MarkedText(_CLOSING)]
+        done = end
+    return _marked(join_marked([*parts, rendered[done:]]))
 
 
 def _marked_before(text: MarkedText, spelling: str, place: int) -> int | None:
-    found = text.rfind(spelling, 0, max(place, 0))
+    found = text.rfind(spelling, 0, max(place, 0))  # nothing stands before a place not found
     while found >= 0 and not text.is_marked(found, found + len(spelling)):
         found = text.rfind(spelling, 0, found + len(spelling) - 1)
     return None if found < 0 else found

@@ -206,3 +206,31 @@ def test_the_templates_own_refusal_names_the_messages() -> None:
         front.prepare(conversation, PromptOptions())
 
     assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '<|im_start|>user\\n' + messages[0].content + '<|im_end|>\\n' }}",
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+    ],
+)
+def test_a_template_without_a_place_for_a_later_system_message_refuses(source: str) -> None:
+    conversation = Conversation(
+        parse_messages([{"role": "user", "content": "q"}, {"role": "system", "content": "s"}])
+    )
+
+    with pytest.raises(InvalidPrompt, match="no place for a later system message"):
+        frontend("tiny-dense", source).prepare(conversation)
+
+
+def test_many_later_system_messages_render_in_order() -> None:
+    roles = ("user", "system", "assistant", "system")
+    messages = [{"role": roles[at % 4], "content": f"[{at}]"} for at in range(400)]
+
+    text = prepare("golden", messages).text or ""
+
+    assert [text.index(f"[{at}]") for at in range(400)] == sorted(
+        text.index(f"[{at}]") for at in range(400)
+    )
+    assert text.count("<|im_start|>system\n[") == 200
