@@ -143,7 +143,8 @@ def prefill(
 
     Args:
         ctx: where to run.
-        projected: [T, C + Cv] activation type; columns ``[q | k | v | z]``, T consecutive tokens.
+        projected: [T, C + Cv] activation type; columns ``[q | k | v | z]``, T consecutive tokens;
+            with T = 0 the call only folds.
         ab: [T, 2Hv] activation type or F32; decay inputs a, then b.
         weights: the layer's small weights.
         dims: heads.

@@ -78,7 +78,8 @@ def append(
     """Normalise and rotate queries and keys, and store keys and values in their pages.
 
     Every column is independent of all others. Keys are stored normalised and rotated, values raw:
-    F32 as they are, BF16 rounded to nearest even, I8 by the artifact encoder's rules.
+    F32 as they are, BF16 rounded to nearest even, I8 by the artifact encoder's rules, except that a
+    scale beyond binary16 becomes the largest finite one instead of an error.
 
     Args:
         ctx: where to run.

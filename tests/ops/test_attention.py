@@ -22,7 +22,15 @@ GEOMETRIES = [(2, 1, 64), (4, 2, 64), (6, 1, 64), (6, 2, 256)]
 DTYPES = [DType.F32, DType.BF16, DType.I8]
 LENGTHS = [1, 63, 64, 65, 150]
 """Of the five sequences in block-table order: one position, and both sides of page ends."""
-TABLE = [[7, 99, 99], [2, 99, 99], [5, 99, 99], [0, 4, 99], [3, 8, 1]]
+NOWHERE = 10_000_000
+"""No page: reading it ends the process."""
+TABLE = [
+    [7, NOWHERE, NOWHERE],
+    [2, NOWHERE, NOWHERE],
+    [5, NOWHERE, NOWHERE],
+    [0, 4, NOWHERE],
+    [3, 8, 1],
+]
 NUM_PAGES = 9
 
 
@@ -59,7 +67,7 @@ def random_columns(
 def filled_cache(
     bench: GuardedBench, dtype: DType, num_kv_heads: int, head_dim: int, table: list[list[int]]
 ) -> PagedKv:
-    """Five sequences; pages named 99 and everything behind a frontier stay NaN."""
+    """Five sequences; everything behind a frontier stays NaN."""
     rng = np.random.default_rng(9)
     kv = make_cache(bench, dtype, num_kv_heads, head_dim, table, NUM_PAGES)
     for row, length in enumerate(LENGTHS):
@@ -150,7 +158,7 @@ def test_a_column_does_not_see_its_batch_its_rows_or_its_pages(
     needed = [-(-length // 64) for length in LENGTHS]
     ends = np.cumsum(needed)
     moved = [
-        [*pages[end - count : end], *([99] * (3 - count))]
+        [*pages[end - count : end], *([NOWHERE] * (3 - count))]
         for end, count in zip(ends, needed, strict=True)
     ]
     with GuardedBench(num_threads) as bench:

@@ -258,6 +258,21 @@ def test_a_prefill_folds_what_a_round_recorded() -> None:
         assert mixer.persistent(1) == mixer.persistent(0)
 
 
+def test_a_chunk_of_no_columns_only_folds() -> None:
+    history, (x, ab) = random_tokens(TINY, 2, 35), random_tokens(TINY, 1, 36)
+    with GuardedBench() as bench:
+        mixer = Mixer(bench, TINY, 2, 37)
+        for slot in range(2):
+            mixer.clear(slot)
+            mixer.prefill(slot, *history)
+        mixer.decode([1], x, ab, [0])
+        mixer.prefill(0, x, ab)
+
+        mixer.prefill(1, x[:0], ab[:0], 1)
+
+        assert mixer.persistent(1) == mixer.persistent(0)
+
+
 def test_a_round_leaves_state_window_and_foreign_slots_alone() -> None:
     x, ab = random_tokens(TINY, 1, 40)
     with GuardedBench() as bench:

@@ -190,6 +190,20 @@ def test_int8_planes_follow_the_encoder_of_the_format(head_dim: int) -> None:
             np.testing.assert_array_equal(got.view(np.uint16), scales.view(np.uint16))
 
 
+def test_a_scale_beyond_binary16_becomes_the_largest_one() -> None:
+    columns = random_columns(2, 2, 64, 1)
+    columns.projected.reshape(1, 8, 64)[0, 6:, ::2] = 3e38
+    columns.projected.reshape(1, 8, 64)[0, 6:, 1::2] = -np.inf
+    with GuardedBench() as bench:
+        kv = make_cache(bench, DType.I8, 2, 64, TABLE, 6)
+
+        append(bench, columns, 2, TINY_ROPE, kv)
+
+        _, values = stored(kv, columns)
+    expected = np.tile(np.array([1, -1]) * 127.0 * 65504.0, 32)
+    np.testing.assert_array_equal(values[0], np.stack([expected, expected]))
+
+
 def test_an_int8_element_is_within_half_a_step_of_the_f32_one() -> None:
     columns = random_columns(6, 2, 256, 30)
     with GuardedBench() as bench:

@@ -90,7 +90,7 @@ def _launch(
     stream.enqueue_bands(
         _advance,
         num_rows * dims.num_key_heads,
-        _BAND_WORK // item_work + 1,
+        _BAND_WORK // max(item_work, 1) + 1,
         num_columns,
         is_recorded,
         host_array(projected),
