@@ -70,12 +70,14 @@ class PreparedInput:
         text: the rendered text; None for a prompt given as ids.
         start: channel the output begins in, as the rendered prompt left it.
         tools: tools whose calls are parsed.
+        is_chat: whether the chat template rendered it.
     """
 
     prompt: PreparedPrompt
     text: str | None
     start: Channel = Channel.CONTENT
     tools: tuple[ToolDefinition, ...] = ()
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Frontend:
             encoded.text,
             Channel.THINKING if is_thinking else Channel.CONTENT,
             conversation.offered_tools,
+            is_chat=True,
         )
 
     def prepare_raw(self, text: str, *, parse_special: bool = False) -> PreparedInput:

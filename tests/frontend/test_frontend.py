@@ -195,6 +195,7 @@ def test_raw_text_parses_spellings_only_when_asked() -> None:
     assert len(plain.prompt.token_ids) > 1
     assert parsed.prompt.token_ids == (480,)
     assert plain.start is Channel.CONTENT
+    assert (plain.is_chat, ask().is_chat) == (False, True)
 
 
 def test_raw_ids_outside_the_vocabulary_are_refused_with_their_place() -> None:
