@@ -66,6 +66,7 @@ def test_a_small_request_goes_ahead_when_the_head_cannot_be_delayed_by_it() -> N
     engine.step_until_idle()
 
     assert admitted_order(program) == [1, 3, 2]
+    engine.check_resources_idle()
 
 
 def test_two_borrowers_need_two_proofs() -> None:
@@ -114,6 +115,7 @@ def test_a_head_that_leaves_the_queue_protects_nobody_any_more() -> None:
 
     assert admitted_order(program) == [1, 3]
     assert head.result().finish is FinishReason.CANCELLED
+    engine.check_resources_idle()
 
 
 def test_a_proof_for_another_revision_fails_the_engine() -> None:

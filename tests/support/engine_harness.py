@@ -64,12 +64,14 @@ class EngineHarness:
         raise AssertionError(f"not idle after {MOST_BOUNDARIES} boundaries")
 
     def check_resources_idle(self) -> None:
-        """Every lane is free, no catalog place is reserved, and no transition runs."""
+        """Nothing is owned, reserved, running or remembered for a request that has ended."""
         resources = self.core._resources
         assert resources.num_free_lanes == self.program.capacity.max_concurrency
         assert resources._catalog.num_reserved == 0
         assert not resources._reservations
         assert not resources.has_transition
+        assert self.core._scheduler.protected is None
+        assert not self.core._scheduler._tried
 
     def states(self) -> dict[str, int]:
         """Active requests by state, as published."""
