@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.config import EngineConfig
@@ -172,6 +172,7 @@ def test_the_account_lists_every_arena_and_region_and_adds_up() -> None:
     assert amounts["left free"] == (1 << 20) - (amounts["device total"] - amounts["weights"])
 
 
+@settings(deadline=None)
 @given(
     free_bytes=st.integers(0, 60_000),
     max_context=st.integers(1, 500),

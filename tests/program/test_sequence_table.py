@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.errors import IllegalMove, InvariantError, StaleHandle
@@ -284,6 +284,7 @@ def test_other_positions_do_not_match() -> None:
     assert not PrefixIdentity((1, 2), bytes(2), None).is_prefix_of(prompt)
 
 
+@settings(deadline=None)
 @given(
     axes=st.integers(1, 5).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, 9)] * n)] * 3)),
     delta=st.integers(-3, 3),

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.errors import InvariantError
@@ -33,6 +33,7 @@ def are_together(first: Region, second: Region) -> bool:
     return bool(moments[0] & moments[1])
 
 
+@settings(deadline=None)
 @given(regions())
 def test_regions_alive_together_never_overlap(given_regions: list[Region]) -> None:
     layout = lay_out(given_regions)
@@ -46,6 +47,7 @@ def test_regions_alive_together_never_overlap(given_regions: list[Region]) -> No
     ]
 
 
+@settings(deadline=None)
 @given(regions())
 def test_regions_are_aligned_and_inside(given_regions: list[Region]) -> None:
     layout = lay_out(given_regions)
@@ -56,6 +58,7 @@ def test_regions_are_aligned_and_inside(given_regions: list[Region]) -> None:
     )
 
 
+@settings(deadline=None)
 @given(regions())
 def test_the_order_of_the_regions_does_not_matter(given_regions: list[Region]) -> None:
     assert lay_out(given_regions).offsets == lay_out(given_regions[::-1]).offsets
