@@ -1,15 +1,21 @@
 """The sandboxed template: golden texts, published globals, limits, refusals."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ninfer.errors import CheckpointError, InvalidPrompt
 from ninfer.frontend.chat_template import ChatTemplate
 from ninfer.frontend.marked_text import plain_text
 from ninfer.frontend.prompt_identity import encode_marked
 from ninfer.frontend.template_environment import RenderLimits
-from tests.support.frontends import CASES, cases, frontend, resources
+from tests.support.chat_templates import EFFORT, LAST_QUERY
+from tests.support.frontends import CASES, QUICK, cases, frontend, resources
 
 GOLDEN = [pytest.param(case, index, id=f"{case}-{index}") for case in CASES for index in range(5)]
 
@@ -57,6 +63,61 @@ def test_golden_template_input_has_the_golden_text_and_ids(case: str, index: int
 )
 def test_templates_render_as_the_published_engine_does(source: str, text: str) -> None:
     assert rendered(source) == text
+
+
+def published_engine(source: str) -> Any:
+    """The template in the engine library itself, set up as the published code does it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(source)
+
+
+SOURCES = {
+    "golden": resources()["frontend/chat_template.jinja"].decode(),
+    "last query": LAST_QUERY,
+    "effort": EFFORT,
+}
+OURS = {name: ChatTemplate(source) for name, source in SOURCES.items()}
+PUBLISHED = {name: published_engine(source) for name, source in SOURCES.items()}
+SAID = st.text("ab \n<>/é", max_size=6) | st.sampled_from(
+    ["<think>\na\n</think>\n\nb", "</think>", "<tool_response>x</tool_response>", " <|im_end|> "]
+)
+CALLS = st.lists(
+    st.fixed_dictionaries({"x": SAID, "y": st.lists(SAID, max_size=2), "z": st.integers()}),
+    max_size=2,
+).map(lambda calls: [{"function": {"name": "f", "arguments": call}} for call in calls])
+TURNS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": SAID}),
+        st.fixed_dictionaries(
+            {"role": st.just("assistant"), "content": SAID},
+            optional={"reasoning_content": SAID, "tool_calls": CALLS},
+        ),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize(
+    "source", [GOLDEN_SOURCE, LAST_QUERY, EFFORT], ids=["golden", "3.6", "3.8"]
+)
+@QUICK
+@given(turns=TURNS, system=SAID, tools=st.lists(st.dictionaries(SAID, SAID), max_size=2))
+def test_any_conversation_renders_as_the_engine_library_renders_it(
+    name: str, turns: list[Any], system: str, tools: list[Any]
+) -> None:
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "question"},
+        *turns,
+    ]
+
+    ours = OURS[name].render(messages, tools=tools)
+
+    expected = PUBLISHED[name].render(messages=messages, tools=tools, add_generation_prompt=True)
+    assert plain_text(ours) == expected
 
 
 def test_a_template_marks_what_it_writes_and_nothing_else() -> None:
