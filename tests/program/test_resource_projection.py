@@ -168,6 +168,25 @@ def test_a_continued_sequence_runs_on_from_its_source() -> None:
     program.check_contents()
 
 
+@pytest.mark.parametrize("consume", [False, True])
+def test_a_continued_request_counts_only_its_own_output(consume: bool) -> None:
+    program = BookedProgram()
+    before = root(program, 10, 20)
+    program.prefill_all(before)
+    for token in (900, 901, 902):
+        program.decode(before, token)
+    source = program.run(Retain(before)).published
+    assert source is not None
+    demand = demand_of((*range(10), 900, 901, 950), 5)
+
+    handle = program.run(Materialize(demand, FromCheckpoint(source, consume))).sequence
+    assert handle is not None
+
+    slot = program.stores.view(handle).slot
+    assert program.memory.images[slot].counted == ()
+    program.check_contents()
+
+
 def test_a_source_that_is_no_prefix_is_never_feasible() -> None:
     program = BookedProgram()
     source = retained(program, 70)
