@@ -100,9 +100,7 @@ TURNS = st.lists(
 )
 
 
-@pytest.mark.parametrize(
-    "source", [GOLDEN_SOURCE, LAST_QUERY, EFFORT], ids=["golden", "3.6", "3.8"]
-)
+@pytest.mark.parametrize("name", SOURCES)
 @QUICK
 @given(turns=TURNS, system=SAID, tools=st.lists(st.dictionaries(SAID, SAID), max_size=2))
 def test_any_conversation_renders_as_the_engine_library_renders_it(
