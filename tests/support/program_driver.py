@@ -25,6 +25,7 @@ from ninfer.program.contract import (
     SequenceHandle,
     Source,
     Target,
+    Verdict,
 )
 from ninfer.program.program import ModelProgram
 
@@ -114,6 +115,10 @@ class ProgramDriver:
         result = self.settle(Capture(lane.handle))
         assert result.published is not None
         return result.published
+
+    def has_room_to_capture(self, lane: Lane) -> bool:
+        verdict = self.program.project(Capture(lane.handle)).verdict
+        return verdict in (Verdict.READY, Verdict.NEEDS_TRANSFER)
 
     def rearrange(self, *actions: InactiveAction) -> None:
         self.settle(Rearrange(actions))
