@@ -1,0 +1,234 @@
+"""One CUDA device: context, properties, memory, streams and loaded kernels.
+
+Owner of a reference to the primary context and of everything created in it except arenas. Streams
+are in `stream`, arenas in `memory`; what the kernels compute is the kernel table's business.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from ninfer.cuda import driver
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.memory import CudaArena, device_arena, pinned_arena
+from ninfer.cuda.module import TARGETS, KernelCache, default_folder
+from ninfer.cuda.stream import CudaStream
+from ninfer.errors import DeviceUnavailable, InvariantError, NinferError, OutOfDeviceMemory
+from ninfer.tensor import DType
+
+SCRATCH_BYTES: Final = 20 << 20
+"""Scratch memory of each stream: the candidate lists of eight rows of token choice."""
+
+_STATIC_SHARED_BYTES: Final = 48 * 1024  # above this a function must opt in
+_PROGRAMMATIC_CC: Final = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaProperties:
+    """What a device can do.
+
+    Attributes:
+        name: for people.
+        compute_capability: major and minor.
+        num_multiprocessors: streaming multiprocessors.
+        total_bytes: device memory.
+        l2_bytes: second-level cache.
+        shared_bytes: most shared memory a block can opt into.
+        driver_version: 1000 * major + 10 * minor of the CUDA version.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    num_multiprocessors: int
+    total_bytes: int
+    l2_bytes: int
+    shared_bytes: int
+    driver_version: int
+
+    @property
+    def target(self) -> str:
+        """Name of the code the device runs.
+
+        Raises:
+            DeviceUnavailable: we compile no kernels for it.
+        """
+        for name, capability in TARGETS.items():
+            if capability == self.compute_capability:
+                return name
+        major, minor = self.compute_capability
+        raise DeviceUnavailable(
+            f"{self.name} has compute capability {major}.{minor}; supported are "
+            + ", ".join(f"{a}.{b}" for a, b in TARGETS.values())
+        )
+
+
+class CudaDevice:
+    """One GPU as a device.
+
+    Args:
+        ordinal: number of the device as the driver counts.
+        cache: where compiled kernels come from; the user's cache folder when None.
+
+    Raises:
+        DeviceUnavailable: there is no such device, or none we have kernels for.
+    """
+
+    def __init__(self, ordinal: int = 0, cache: KernelCache | None = None) -> None:
+        driver.initialise()
+        count = driver.num_devices()
+        if not 0 <= ordinal < count:
+            raise DeviceUnavailable(f"device {ordinal}: the driver has {count}")
+        self._device: Final = driver.device_handle(ordinal)
+        self._context: Final = driver.retain_context(self._device)
+        self._cache: Final = cache or KernelCache(default_folder())
+        self._streams: Final[list[CudaStream]] = []
+        self._scratch: Final[list[CudaArena]] = []
+        self._modules: Final[list[driver.Handle]] = []
+        self._functions: Final[dict[Kernel, driver.Handle]] = {}
+        self._fault: NinferError | None = None
+        self._is_closed = False
+        try:
+            self.bind()
+            self.properties: Final = _properties(self._device)
+            self.target: Final = self.properties.target
+        except NinferError:
+            driver.release_context(self._device)
+            raise
+
+    @property
+    def kind(self) -> str:
+        """Always ``"cuda"``."""
+        return "cuda"
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return self.properties.name
+
+    @property
+    def activation_dtype(self) -> DType:
+        """Bfloat16; sums are single precision."""
+        return DType.BF16
+
+    @property
+    def fault(self) -> NinferError | None:
+        """The fault that lost the context, if there was one."""
+        return self._fault
+
+    @property
+    def has_programmatic_launch(self) -> bool:
+        """Whether a kernel may start before its predecessor has ended."""
+        return self.properties.compute_capability >= _PROGRAMMATIC_CC
+
+    def bind(self) -> None:
+        """Make the context current in the calling thread.
+
+        Raises:
+            InvariantError: the device is closed.
+        """
+        if self._is_closed:
+            raise InvariantError("a closed CUDA device was used")
+        driver.bind(self._context)
+
+    def lose(self, fault: NinferError) -> None:
+        """Note that the context is lost: every stream of the device reports it from now on."""
+        self._fault = self._fault or fault
+
+    def free_bytes(self) -> int:
+        """Memory that could be allocated now, in bytes."""
+        self.bind()
+        return driver.memory_info()[0]
+
+    def arena(self, name: str, nbytes: int) -> CudaArena:
+        """Allocate device memory.
+
+        Raises:
+            OutOfDeviceMemory: the device cannot give that many bytes.
+            InvariantError: the device is closed or lost.
+        """
+        self.bind()
+        free = driver.memory_info()[0]
+        if nbytes > free:
+            raise OutOfDeviceMemory(
+                f"arena {name!r} needs {nbytes} bytes, {nbytes - free} more than are free"
+            )
+        return device_arena(name, nbytes, self._free)
+
+    def pinned_arena(self, name: str, nbytes: int) -> CudaArena:
+        """Allocate host memory that the device can copy from and to."""
+        self.bind()
+        return pinned_arena(name, nbytes, self._free_pinned)
+
+    def stream(self) -> CudaStream:
+        """Create a stream, owned by the device."""
+        scratch = self.arena("stream scratch", SCRATCH_BYTES)
+        self._scratch.append(scratch)
+        stream = CudaStream(self, scratch.take((SCRATCH_BYTES,), DType.U8))
+        self._streams.append(stream)
+        return stream
+
+    def function(self, kernel: Kernel) -> driver.Handle:
+        """Entry point of a kernel; compiled or read from the cache, and loaded, the first time."""
+        found = self._functions.get(kernel)
+        if found is None:
+            compiled = self._cache.compiled(kernel, self.target)
+            module = driver.load_module(compiled.cubin)
+            self._modules.append(module)
+            found = driver.module_function(module, kernel.name)
+            if kernel.dynamic_shared_bytes + compiled.figures.shared_bytes > _STATIC_SHARED_BYTES:
+                driver.allow_dynamic_shared(found, kernel.dynamic_shared_bytes)
+            self._functions[kernel] = found
+        return found
+
+    def close(self) -> None:
+        """Close streams, unload kernels, give the context back; idempotent.
+
+        Arenas stay their owners': close them before the device.
+        """
+        if self._is_closed:
+            return
+        for stream in reversed(self._streams):
+            stream.close()
+        while self._scratch:
+            self._scratch.pop().close()
+        self._functions.clear()
+        while self._modules:
+            module = self._modules.pop()
+            if self._fault is None:
+                driver.unload_module(module)
+        self._is_closed = True
+        driver.release_context(self._device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _free(self, address: int) -> None:
+        """Free device memory; a lost or released context has freed it already."""
+        if self._fault is None and not self._is_closed:
+            self.bind()
+            driver.free(address)
+
+    def _free_pinned(self, address: int) -> None:
+        if self._fault is None and not self._is_closed:
+            self.bind()
+            driver.free_pinned(address)
+
+
+def _properties(device: driver.Handle) -> CudaProperties:
+    def attribute(name: str) -> int:
+        return driver.device_attribute(device, name)
+
+    return CudaProperties(
+        name=driver.device_name(device),
+        compute_capability=(
+            attribute("COMPUTE_CAPABILITY_MAJOR"),
+            attribute("COMPUTE_CAPABILITY_MINOR"),
+        ),
+        num_multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        total_bytes=driver.memory_info()[1],
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        driver_version=driver.driver_version(),
+    )

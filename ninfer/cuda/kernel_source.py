@@ -1,0 +1,128 @@
+"""What a kernel is before it is compiled, and the digest of everything it is made from.
+
+The digest follows a kernel function into every function, constant and intrinsic it reaches, so that
+a change anywhere below it, and no other change, gives another digest. It reads source text rather
+than byte code: it is the same for every Python version. Knows no compiler.
+"""
+
+import enum
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+from ninfer.errors import InvariantError
+
+_OURS: Final = "ninfer."
+
+
+class Param(enum.Enum):
+    """Types of kernel parameters."""
+
+    ADDRESS = "u64"
+    U64 = "uint64"
+    I32 = "i32"
+    U32 = "u32"
+    F32 = "f32"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """One specialised kernel; two objects are two kernels.
+
+    Attributes:
+        name: stable name of our own, unique among all kernels: letters, digits and ``_``.
+        function: plain function of the parameters, closed over its constants.
+        params: parameter types in order.
+        threads: most threads of a block.
+        max_registers: declared budget of each thread.
+        dynamic_shared_bytes: what every launch asks for.
+        min_blocks: blocks that must fit on a multiprocessor; 0 leaves it to the compiler.
+    """
+
+    name: str
+    function: Callable[..., None]
+    params: tuple[Param, ...]
+    threads: int
+    max_registers: int
+    dynamic_shared_bytes: int = 0
+    min_blocks: int = 0
+
+
+def source_digest(kernel: Kernel) -> str:
+    """Hexadecimal digest of the kernel's source, constants and launch attributes."""
+    digest = hashlib.sha256()
+    attributes = (kernel.name, kernel.params, kernel.threads, kernel.min_blocks)
+    digest.update(repr(attributes).encode())
+    for line in _describe(kernel.function, set()):
+        digest.update(line.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _describe(value: Any, seen: set[int]) -> Iterator[str]:
+    """List what a value that a kernel refers to consists of, each object once."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        yield repr(value)
+        return
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _describe(item, seen)
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if hasattr(value, "ptx_text"):
+        yield value.ptx_text
+    elif hasattr(value, "py_func"):
+        yield from _describe(value.py_func, seen)
+    elif isinstance(value, FunctionType) and not _is_foreign(value):
+        yield from _describe_function(value, seen)
+    else:
+        yield f"{type(value).__name__} {getattr(value, '__name__', value)}"
+
+
+def _is_foreign(function: FunctionType) -> bool:
+    """Whether a function belongs to a library, whose version stands for it."""
+    return function.__module__.split(".")[0] in ("numba", "numpy", "math", "llvmlite")
+
+
+def _describe_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
+    try:
+        yield textwrap.dedent(inspect.getsource(function))
+    except OSError as error:
+        raise InvariantError(f"no source of the kernel code {function.__qualname__}") from error
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in sorted(cells):
+        yield name
+        yield from _describe(cell.cell_contents, seen)
+    names = sorted(set(_names(function.__code__)))
+    for name in names:
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        yield name
+        if isinstance(value, ModuleType):
+            yield from _describe_module(value, names, seen)
+        else:
+            yield from _describe(value, seen)
+
+
+def _describe_module(module: ModuleType, names: list[str], seen: set[int]) -> Iterator[str]:
+    """Describe the members of a module of ours that a function may mean by ``module.name``."""
+    yield module.__name__
+    if module.__name__.startswith(_OURS):
+        for name in names:
+            if hasattr(module, name):
+                yield name
+                yield from _describe(getattr(module, name), seen)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,151 @@
+"""Every inline-PTX intrinsic of our kernels, each with its instruction.
+
+Addresses are u64 (global) or u32 (shared) integers; halves and bf16 words travel in u32. An
+intrinsic with several results returns a tuple. Memory operations and barriers keep their program
+order; arithmetic may move. Knows no layout and no kernel. Source: PTX ISA reference manual.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic
+
+_U32, _I32, _U64, _F32 = types.uint32, types.int32, types.uint64, types.float32
+_LLVM: Final = {
+    _U32: (ir.IntType(32), "r"),
+    _I32: (ir.IntType(32), "r"),
+    _U64: (ir.IntType(64), "l"),
+    _F32: (ir.FloatType(), "f"),
+}
+
+Intrinsic = Any
+"""Something that kernels call; its ``ptx_text`` is the instruction."""
+
+
+def define(
+    text: str, results: Sequence[Any], params: Sequence[Any], *, is_ordered: bool = False
+) -> Intrinsic:
+    """Make an intrinsic of one PTX statement.
+
+    Args:
+        text: PTX with operands ``$0..``, results first.
+        results: numba types of the results; several must be of one type.
+        params: numba types that the arguments are converted to.
+        is_ordered: touches memory or synchronises; never moved, merged or dropped.
+    """
+    constraints = [f"={_LLVM[kind][1]}" for kind in results]
+    constraints += [_LLVM[kind][1] for kind in params]
+    if is_ordered:
+        constraints.append("~{memory}")
+    if not results:
+        returned, llvm = types.void, ir.VoidType()
+    elif len(results) == 1:
+        returned, llvm = results[0], _LLVM[results[0]][0]
+    else:
+        returned = types.UniTuple(results[0], len(results))
+        llvm = ir.LiteralStructType([_LLVM[kind][0] for kind in results])
+
+    def implementation(context: Any, *args: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            kind = ir.FunctionType(llvm, [value.type for value in values])
+            asm = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=is_ordered)
+            value = builder.call(asm, values)
+            if not results:
+                return context.get_dummy_value()
+            if len(results) == 1:
+                return value
+            parts = [builder.extract_value(value, index) for index in range(len(results))]
+            return cgutils.pack_array(builder, parts)
+
+        return returned(*params), generate
+
+    # Numba folds arguments by the signature, and does not fold ``*args``.
+    names = ("context", *(f"operand_{index}" for index in range(len(params))))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in names]
+    implementation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    made = intrinsic(implementation)
+    made.ptx_text = f"{text} {constraints} {is_ordered}"
+    return made
+
+
+# Programmatic dependent launch: removed from the text for targets that have no such instruction.
+wait_for_predecessor = define("griddepcontrol.wait;", [], [], is_ordered=True)
+release_successor = define("griddepcontrol.launch_dependents;", [], [], is_ordered=True)
+trap = define("trap;", [], [], is_ordered=True)
+
+# Global loads. `once_` is for weights that are read once: no L1 line, whole 256 bytes into L2.
+once_u32x4 = define(
+    "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];",
+    [_U32] * 4,
+    [_U64],
+    is_ordered=True,
+)
+once_u32x2 = define(
+    "ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {$0,$1}, [$2];",
+    [_U32] * 2,
+    [_U64],
+    is_ordered=True,
+)
+once_u32 = define(
+    "ld.global.nc.L1::no_allocate.L2::256B.u32 $0, [$1];", [_U32], [_U64], is_ordered=True
+)
+load_u32x4 = define("ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", [_U32] * 4, [_U64], is_ordered=True)
+load_u32x2 = define("ld.global.v2.u32 {$0,$1}, [$2];", [_U32] * 2, [_U64], is_ordered=True)
+load_u32 = define("ld.global.u32 $0, [$1];", [_U32], [_U64], is_ordered=True)
+load_i32 = define("ld.global.s32 $0, [$1];", [_I32], [_U64], is_ordered=True)
+load_u16 = define("ld.global.u16 $0, [$1];", [_U32], [_U64], is_ordered=True)
+load_u8 = define("ld.global.u8 $0, [$1];", [_U32], [_U64], is_ordered=True)
+load_u64 = define("ld.global.u64 $0, [$1];", [_U64], [_U64], is_ordered=True)
+load_f32 = define("ld.global.f32 $0, [$1];", [_F32], [_U64], is_ordered=True)
+load_f32x2 = define("ld.global.v2.f32 {$0,$1}, [$2];", [_F32] * 2, [_U64], is_ordered=True)
+load_f32x4 = define("ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", [_F32] * 4, [_U64], is_ordered=True)
+
+# Global stores and integer reductions.
+store_u32x4 = define(
+    "st.global.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U64] + [_U32] * 4, is_ordered=True
+)
+store_u32x2 = define("st.global.v2.u32 [$0], {$1,$2};", [], [_U64, _U32, _U32], is_ordered=True)
+store_u32 = define("st.global.u32 [$0], $1;", [], [_U64, _U32], is_ordered=True)
+store_u64 = define("st.global.u64 [$0], $1;", [], [_U64, _U64], is_ordered=True)
+store_i32 = define("st.global.s32 [$0], $1;", [], [_U64, _I32], is_ordered=True)
+store_u16 = define("st.global.u16 [$0], $1;", [], [_U64, _U32], is_ordered=True)
+store_u8 = define("st.global.u8 [$0], $1;", [], [_U64, _U32], is_ordered=True)
+store_f32 = define("st.global.f32 [$0], $1;", [], [_U64, _F32], is_ordered=True)
+store_f32x2 = define("st.global.v2.f32 [$0], {$1,$2};", [], [_U64, _F32, _F32], is_ordered=True)
+reduce_add_u32 = define("red.global.add.u32 [$0], $1;", [], [_U64, _U32], is_ordered=True)
+reduce_add_u64 = define("red.global.add.u64 [$0], $1;", [], [_U64, _U64], is_ordered=True)
+fetch_add_u32 = define("atom.global.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True)
+fetch_add_release_u32 = define(
+    "atom.global.acq_rel.gpu.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True
+)
+fence_gpu = define("fence.acq_rel.gpu;", [], [], is_ordered=True)
+
+# Words and numbers.
+permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
+multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
+bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
+f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
+bf16x2_of_f32 = define(  # the first argument becomes the lower half
+    "cvt.rn.bf16x2.f32 $0, $2, $1;", [_U32], [_F32, _F32]
+)
+f16_of_f32 = define("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; cvt.u32.u16 $0, h; }", [_U32], [_F32])
+f32_of_f16 = define(  # of the lower half
+    "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", [_F32], [_U32]
+)
+f32_of_upper_f16 = define(
+    "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", [_F32], [_U32]
+)
+nearest_i32 = define("cvt.rni.s32.f32 $0, $1;", [_I32], [_F32])
+nearest_u64 = define("cvt.rni.u64.f32 $0, $1;", [_U64], [_F32])
+
+# Tensor cores: D = A B + C for one 16x8x16 tile.
+mma_bf16 = define(
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    [_F32] * 4,
+    [_U32] * 6 + [_F32] * 4,
+)

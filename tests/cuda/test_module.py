@@ -1,0 +1,230 @@
+import dataclasses
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from numba import cuda, float32, uint32, uint64
+
+from ninfer.cuda import driver, ptx
+from ninfer.cuda import module as kernel_module
+from ninfer.cuda.device_code import device_function
+from ninfer.cuda.kernel_source import Kernel, Param, source_digest
+from ninfer.cuda.module import KernelCache, build, complaints, figures_of
+from ninfer.errors import DeviceUnavailable, InvariantError
+
+ADDRESSES = (Param.ADDRESS, Param.ADDRESS)
+
+
+@device_function
+def doubled(word: Any) -> Any:
+    return word + word
+
+
+@device_function
+def tripled(word: Any) -> Any:
+    return word + word + word
+
+
+def make_kernel(constant: int, inner: Any = doubled, name: str = "probe") -> Kernel:
+    def probe(source: int, target: int) -> None:
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        word = inner(ptx.load_u32(source)) + uint32(constant)
+        ptx.store_u32(target, word)
+
+    return Kernel(name, probe, ADDRESSES, threads=32, max_registers=32)
+
+
+def make_spilling_kernel() -> Kernel:
+    size = 300
+
+    def probe(source: int, target: int) -> None:
+        values = cuda.local.array(size, float32)
+        for i in range(size):
+            values[i] = ptx.load_f32(source + uint64(4 * i))
+        ptx.store_f32(target, values[int(ptx.load_i32(target))])
+
+    return Kernel("spilling", probe, ADDRESSES, threads=32, max_registers=4)
+
+
+def test_kernel_becomes_a_cubin_under_its_own_name() -> None:
+    compiled = build(make_kernel(1), "sm_90")
+
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert b".text.probe\0" in compiled.cubin
+    assert 0 < compiled.figures.registers <= 32
+    assert complaints(make_kernel(1), compiled.figures) == []
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100", "sm_120"])
+def test_kernel_with_dependent_launch_compiles_for_other_targets(target: str) -> None:
+    assert build(make_kernel(1), target).cubin.startswith(b"\x7fELF")
+
+
+def test_local_memory_and_a_broken_budget_are_complaints() -> None:
+    kernel = make_spilling_kernel()
+
+    found = complaints(kernel, build(kernel, "sm_90").figures)
+
+    assert [message.split(": ")[0] for message in found] == ["spilling", "spilling"]
+    assert "local" in found[0]
+    assert "declared 4" in found[1]
+
+
+def test_unknown_target_is_refused() -> None:
+    with pytest.raises(InvariantError, match="sm_30"):
+        build(make_kernel(1), "sm_30")
+
+
+def test_text_the_linker_refuses_is_an_error_with_its_words() -> None:
+    with pytest.raises(InvariantError, match="bad input"):
+        driver.link_ptx(b"rubbish", "probe", ["-arch=sm_90"])
+
+
+def test_log_without_figures_is_refused() -> None:
+    with pytest.raises(InvariantError):
+        figures_of("info    : 8 bytes gmem")
+
+
+def test_digest_follows_constants_and_inner_functions() -> None:
+    kernels = [make_kernel(1), make_kernel(2), make_kernel(1, tripled), make_kernel(1, name="b")]
+
+    digests = [source_digest(kernel) for kernel in kernels]
+
+    assert len(set(digests)) == 4
+    assert source_digest(make_kernel(1)) == digests[0]
+
+
+def test_digest_follows_an_instruction() -> None:
+    first = ptx.define("mov.b32 $0, $1;", [uint32], [uint32])
+    second = ptx.define("not.b32 $0, $1;", [uint32], [uint32])
+
+    assert source_digest(make_kernel(1, first)) != source_digest(make_kernel(1, second))
+
+
+class CountingBuild:
+    """`build`, with its calls counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        monkeypatch.setattr(kernel_module, "build", self)
+
+    def __call__(self, kernel: Kernel, target: str) -> Any:
+        self.calls += 1
+        return build(kernel, target)
+
+
+def test_second_use_is_read_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CountingBuild(monkeypatch)
+    first = KernelCache(tmp_path / "new").compiled(make_kernel(1), "sm_90")
+
+    second = KernelCache(tmp_path / "new").compiled(make_kernel(1), "sm_90")
+
+    assert second == first
+    assert counter.calls == 1
+
+
+def test_another_constant_target_or_toolchain_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CountingBuild(monkeypatch)
+    cache = KernelCache(tmp_path)
+    cache.compiled(make_kernel(1), "sm_90")
+
+    cache.compiled(make_kernel(2), "sm_90")
+    cache.compiled(make_kernel(1), "sm_80")
+    monkeypatch.setattr(kernel_module, "toolchain", lambda: "another")
+    cache.compiled(make_kernel(1), "sm_90")
+
+    assert counter.calls == 4
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "foreign", "text", "swapped"])
+def test_damaged_entry_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    cache = KernelCache(tmp_path)
+    good = cache.compiled(make_kernel(1), "sm_90")
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    other = build(make_kernel(2), "sm_90")
+    kernel_module._write(tmp_path / "other", "0" * 64, other)
+    flipped = bytearray(content)
+    flipped[-100] ^= 1
+    path.write_bytes(
+        {
+            "empty": b"",
+            "short": content[:-1],
+            "flipped": bytes(flipped),
+            "foreign": good.cubin,
+            "text": b'{"key": 3}\n',
+            "swapped": (tmp_path / "other").read_bytes(),
+        }[damage]
+    )
+    counter = CountingBuild(monkeypatch)
+
+    again = cache.compiled(make_kernel(1), "sm_90")
+
+    assert again == good
+    assert counter.calls == 1
+    assert path.read_bytes() == content
+
+
+def test_folder_that_cannot_be_written_still_gives_kernels(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    compiled = KernelCache(tmp_path / "file" / "below").compiled(make_kernel(1), "sm_90")
+
+    assert compiled.cubin.startswith(b"\x7fELF")
+
+
+def test_foreign_toolchain_reads_its_entries_and_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kernel_module.toolchain()
+    KernelCache(tmp_path).compiled(make_kernel(1), "sm_90")
+    monkeypatch.setattr(kernel_module, "toolchain", lambda: "another")
+    cache = KernelCache(tmp_path, here)
+
+    found = cache.compiled(make_kernel(1), "sm_90")
+
+    assert found.cubin.startswith(b"\x7fELF")
+    with pytest.raises(DeviceUnavailable, match="another"):
+        cache.compiled(make_kernel(2), "sm_90")
+
+
+def _compile_into(folder: str) -> bytes:
+    return KernelCache(Path(folder)).compiled(make_kernel(7), "sm_90").cubin
+
+
+@pytest.mark.slow
+def test_two_processes_fill_one_folder(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        cubins = pool.map(_compile_into, [str(tmp_path)] * 2)
+
+    assert cubins[0] == cubins[1]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".kernel"]
+
+
+def test_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    given = kernel_module.default_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+
+    assert given == tmp_path / "ninfer" / "kernels"
+    assert kernel_module.default_folder() == Path("/home/somebody/.cache/ninfer/kernels")
+
+
+def test_kernels_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make_kernel(1).threads = 64  # type: ignore[misc]
+    assert np.isfinite(make_kernel(1).threads)
