@@ -209,6 +209,13 @@ CALLS_OF_RULES = (
         finish=CALLS,
     ),
     Output(
+        "only line breaks before a call are layout",
+        "a \n \r\n" + PING + END,
+        "a \n ",
+        calls=(("ping", "{}"),),
+        finish=CALLS,
+    ),
+    Output(
         "white space behind calls is dropped",
         PING + "\n\n" + END,
         calls=(("ping", "{}"),),
