@@ -19,9 +19,11 @@ GOLDEN_TINY = GatedDeltaDims(2, 4, 32, 32)
 REAL_HEADS = GatedDeltaDims(2, 6, 128, 128)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])  # the smaller one lets both epsilons count
 @pytest.mark.parametrize("dims", [TINY, GOLDEN_TINY, REAL_HEADS], ids=["tiny", "golden", "real"])
-def test_prefill_agrees_with_the_formula(dims: GatedDeltaDims) -> None:
+def test_prefill_agrees_with_the_formula(dims: GatedDeltaDims, size: float) -> None:
     x, ab = random_tokens(dims, 40, 1)
+    x[:, : dims.channels] *= np.float32(size)
 
     with GuardedBench() as bench:
         mixer = Mixer(bench, dims, 2, 2)

@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,13 @@ def stored(kv: PagedKv, columns: Columns) -> tuple[F32, F32]:
     )
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])  # the smaller one lets epsilon count
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "rope"), GEOMETRIES)
 def test_append_agrees_with_the_formula(
-    num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeSpec
+    num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeSpec, size: float
 ) -> None:
     columns = random_columns(num_heads, num_kv_heads, head_dim, 9)
+    columns.projected[...] *= np.float32(size)
     with GuardedBench() as bench:
         kv = make_cache(bench, DType.F32, num_kv_heads, head_dim, TABLE, 6)
 
@@ -142,6 +145,8 @@ def test_append_writes_its_positions_and_nothing_else(dtype: DType) -> None:
 def test_bf16_planes_hold_the_nearest_words(head_dim: int, seed: int) -> None:
     rope = RopeSpec(1e7, 16, (3, 3, 2))
     columns = random_columns(2, 2, head_dim, 20, seed)
+    columns.projected.view(np.uint32)[::2] &= np.uint32(0xFFFF0000)
+    columns.projected.view(np.uint32)[::2] |= np.uint32(0x8000)  # raw values half way
     with GuardedBench() as bench:
         wide = make_cache(bench, DType.F32, 2, head_dim, TABLE, 6)
         narrow = make_cache(bench, DType.BF16, 2, head_dim, TABLE, 6)
@@ -170,9 +175,28 @@ def special_columns(head_dim: int) -> Columns:
     return columns
 
 
+def tie_columns(head_dim: int) -> Columns:
+    """Groups whose scale (even columns) or whose codes (odd ones) lie half way."""
+    rng = np.random.default_rng(4)
+    columns = random_columns(2, 2, head_dim, 40, 3)
+    groups = columns.projected.reshape(40, 8, -1, min(head_dim, 64))[:, 6:]
+    words = rng.integers(0x2000, 0x6000, groups.shape[:3]).astype(np.uint16)
+    scales = words.view(np.float16).astype(np.float32)
+    above = (words + np.uint16(1)).view(np.float16).astype(np.float32)
+    steps = np.arange(groups.shape[-1], dtype=np.float32) + np.float32(0.5)
+    groups[1::2] = steps * scales[1::2, ..., None]
+    groups[1::2, ..., 0] = 127 * scales[1::2]
+    groups[::2, ..., 0] = 127 * ((scales + above) / 2)[::2]
+    groups[::2, ..., 1:] = groups[::2, ..., :1] * rng.uniform(-1, 1, groups[::2, ..., 1:].shape)
+    return columns
+
+
+@pytest.mark.parametrize("make", [special_columns, tie_columns])
 @pytest.mark.parametrize("head_dim", [32, 64, 256])
-def test_int8_planes_follow_the_encoder_of_the_format(head_dim: int) -> None:
-    columns = special_columns(head_dim)
+def test_int8_planes_follow_the_encoder_of_the_format(
+    head_dim: int, make: Callable[[int], Columns]
+) -> None:
+    columns = make(head_dim)
     with GuardedBench() as bench:
         wide = make_cache(bench, DType.F32, 2, head_dim, TABLE, 6)
         coded = make_cache(bench, DType.I8, 2, head_dim, TABLE, 6)
