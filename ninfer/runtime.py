@@ -21,9 +21,10 @@ from ninfer.artifact.reader import ArtifactReader
 from ninfer.config import EngineConfig, Purpose, fitted
 from ninfer.device import Device
 from ninfer.engine.engine_core import EngineCore
-from ninfer.engine.engine_status import EngineStatus
+from ninfer.engine.engine_status import EngineStatus as EngineStatus
 from ninfer.engine.engine_worker import EngineWorker
-from ninfer.engine.response_channel import GenerationHandle
+from ninfer.engine.intake import EngineState as EngineState
+from ninfer.engine.response_channel import GenerationHandle as GenerationHandle
 from ninfer.engine.scoring import CausalScoreCore, TextScore
 from ninfer.errors import ConfigurationError, DeviceUnavailable, RequestError
 from ninfer.frontend.conversation import Conversation
@@ -210,6 +211,13 @@ class Engine:
         prepared = self.prepare(messages, tools=tools, prompt=prompt)
         options = RequestOptions(sampling=sampling, max_new_tokens=max_new_tokens)
         return self.generate(prepared, options)
+
+    def drain(self, grace_s: float) -> None:
+        """Refuse new and waiting requests; cancel what is still active after the grace.
+
+        Never blocks; a further call can only bring the end forward.
+        """
+        self._worker.core.drain(grace_s)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Drain for at most ``grace_s``, cancel the rest, free everything. Idempotent."""

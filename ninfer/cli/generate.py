@@ -12,7 +12,8 @@ from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.options import add_engine_options, add_sampling_options, engine_config
 from ninfer.cli.request_input import add_prompt_options, prepare_input, read_text, request_options
 from ninfer.frontend.frontend import PreparedInput
-from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold, timings_json
+from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold
+from ninfer.gateway.openai_timings import timings_json
 from ninfer.generation import (
     Channel,
     FinishReason,

@@ -4,10 +4,14 @@
 reply, so the two can never disagree. Knows no HTTP and no engine.
 """
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from ninfer.gateway.error_responses import ErrorReply, Family
+from ninfer.gateway.event_stream import Frame
+from ninfer.gateway.openai_timings import RunningTimings, timings_json, usage_json
 from ninfer.generation import (
     Channel,
     FinishReason,
@@ -20,10 +24,10 @@ from ninfer.generation import (
     TextDelta,
     ToolCallArguments,
     ToolCallStart,
-    Usage,
 )
 
 Json = dict[str, Any]
+DONE: Final = Frame("[DONE]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +56,58 @@ class ChatStream:
         identity: members common to all chunks.
         has_usage: whether a usage chunk is sent (``stream_options.include_usage``).
         has_progress: whether prefill progress is sent (``return_progress``).
+        has_timings: whether every delta carries timings so far (``timings_per_token``).
+        clock: seconds, for timings of a running request.
     """
 
     def __init__(
-        self, identity: ReplyIdentity, *, has_usage: bool = False, has_progress: bool = False
+        self,
+        identity: ReplyIdentity,
+        *,
+        has_usage: bool = False,
+        has_progress: bool = False,
+        has_timings: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
         self._has_usage = has_usage
         self._has_progress = has_progress
+        self._clock = clock
+        self._timer = RunningTimings(clock) if has_timings else None
+        self._started_at = 0.0
         self._cached_tokens = 0
+        self._has_text = False
+        self._progress_at = -1
 
     def chunks(self, event: GenerationEvent) -> list[Json]:
         """Return the chunks of one event, possibly none."""
         match event:
             case GenerationStart():
-                self._cached_tokens = event.reused_tokens
-                return [self._chunk({"role": "assistant", "content": ""}, None)]
+                return self._start(event)
             case PrefillProgress():
-                return [self._progress(event)] if self._has_progress else []
+                return self._progress(event.processed_tokens, event.prompt_tokens)
             case OutputCommitted():
-                delta = _message_delta(event.deltas)
-                return [self._chunk(delta, None)] if delta else []
+                return self._delta(event)
             case GenerationResult():
                 return self._end(event)
+
+    def _start(self, event: GenerationStart) -> list[Json]:
+        self._started_at = self._clock()
+        self._cached_tokens = event.reused_tokens
+        if self._timer is not None:
+            self._timer.note_start(event)
+        role = self._chunk({"role": "assistant", "content": ""}, None)
+        return [role, *self._progress(event.reused_tokens, event.prompt_tokens)]
+
+    def _delta(self, event: OutputCommitted) -> list[Json]:
+        if self._timer is not None:
+            self._timer.note_tokens(len(event.token_ids))
+        delta = _message_delta(event.deltas)
+        if not delta:
+            return []
+        self._has_text = True
+        chunk = self._chunk(delta, None)
+        return [chunk if self._timer is None else {**chunk, "timings": self._timer.so_far()}]
 
     def _end(self, result: GenerationResult) -> list[Json]:
         last = [self._chunk({}, result.finish)]
@@ -84,13 +117,18 @@ class ChatStream:
         last[-1]["ninfer"] = dict(self._identity.extra)
         return last
 
-    def _progress(self, event: PrefillProgress) -> Json:
+    def _progress(self, processed: int, total: int) -> list[Json]:
+        """A progress event, unless nothing has moved or text is out already."""
+        if not self._has_progress or self._has_text or processed <= self._progress_at:
+            return []
+        self._progress_at = processed
         progress = {
-            "total": event.prompt_tokens,
+            "total": total,
             "cache": self._cached_tokens,
-            "processed": event.processed_tokens,
+            "processed": processed,
+            "time_ms": round((self._clock() - self._started_at) * 1e3, 3),
         }
-        return {**self._common(), "choices": [], "prompt_progress": progress}
+        return [{**self._common(), "choices": [], "prompt_progress": progress}]
 
     def _chunk(self, delta: Json, finish: FinishReason | None) -> Json:
         reason = None if finish is None else finish.value
@@ -106,6 +144,30 @@ class ChatStream:
             "system_fingerprint": self._identity.fingerprint,
         }
         return {**common, "usage": None} if self._has_usage else common
+
+
+class ChatReply:
+    """Frames of a chat completion; see `Reply` of the gateway."""
+
+    def __init__(self, stream: ChatStream) -> None:
+        self._stream = stream
+
+    def frames(self, event: GenerationEvent) -> list[Frame]:
+        """One frame a chunk; the result's are followed by ``[DONE]``."""
+        frames = [Frame(chunk) for chunk in self._stream.chunks(event)]
+        return [*frames, DONE] if isinstance(event, GenerationResult) else frames
+
+    def failure(self, error: ErrorReply) -> list[Frame]:
+        """The error as an event; no finish chunk."""
+        return [Frame(error.body(Family.OPENAI, "")), DONE]
+
+    def heartbeat(self) -> Frame | None:
+        """A comment line."""
+        return None
+
+    def fold(self, frames: Sequence[Frame]) -> Json:
+        """The blocking reply."""
+        return fold(frame.data for frame in frames if not isinstance(frame.data, str))
 
 
 def fold(chunks: Iterable[Json]) -> Json:
@@ -134,36 +196,6 @@ def fold(chunks: Iterable[Json]) -> Json:
     tail: Json = {name: reply.pop(name) for name in ("usage", "timings", "ninfer") if name in reply}
     reply.pop("prompt_progress", None)
     return {**reply, "object": "chat.completion", "choices": [choice], **tail}
-
-
-def usage_json(usage: Usage) -> Json:
-    """Spell token counts the OpenAI way."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
-
-
-def timings_json(result: GenerationResult) -> Json:
-    """Spell timings; a rate over no interval is zero."""
-    usage, timings = result.usage, result.timings
-    computed = usage.prompt_tokens - usage.cached_tokens
-    return {
-        "cache_n": usage.cached_tokens,
-        "prompt_n": computed,
-        "prompt_ms": round(timings.prefill_s * 1e3, 3),
-        "prompt_per_second": _rate(computed, timings.prefill_s),
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": round(timings.decode_s * 1e3, 3),
-        "predicted_per_second": _rate(usage.completion_tokens - 1, timings.decode_s),
-    }
-
-
-def _rate(count: int, seconds: float) -> float:
-    return round(count / seconds, 3) if count > 0 and seconds > 0 else 0.0
 
 
 def _message_delta(deltas: Sequence[OutputDelta]) -> Json:

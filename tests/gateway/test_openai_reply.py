@@ -101,10 +101,19 @@ def test_rates_count_intervals_and_are_zero_without_one() -> None:
 
 
 def test_progress_is_sent_only_when_asked_for() -> None:
-    asked = ChatStream(IDENTITY, has_progress=True)
-    asked.chunks(GenerationStart(10, 4))
+    asked = ChatStream(IDENTITY, has_progress=True, clock=lambda: 7.0)
+    first = asked.chunks(GenerationStart(10, 4))[1]["prompt_progress"]
 
     chunks = asked.chunks(PrefillProgress(8, 10))
 
-    assert chunks[0]["prompt_progress"] == {"total": 10, "cache": 4, "processed": 8}
+    assert first == {"total": 10, "cache": 4, "processed": 4, "time_ms": 0.0}
+    assert chunks[0]["prompt_progress"] == {**first, "processed": 8}
     assert ChatStream(IDENTITY).chunks(PrefillProgress(8, 10)) == []
+
+
+def test_progress_never_follows_text() -> None:
+    asked = ChatStream(IDENTITY, has_progress=True)
+    asked.chunks(GenerationStart(10, 4))
+    asked.chunks(OutputCommitted((1,), (TextDelta(Channel.CONTENT, "a"),)))
+
+    assert asked.chunks(PrefillProgress(10, 10)) == []

@@ -1,0 +1,73 @@
+"""The parts of one gateway that its routes share; built before the port is bound.
+
+Owns nothing that needs closing: the engine belongs to the server's main thread, the log to whoever
+opened it. Knows no HTTP.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ninfer.config import EngineConfig
+from ninfer.errors import NinferError
+from ninfer.gateway.error_responses import ErrorReply, error_reply
+from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestObserver
+from ninfer.gateway.request_slots import RequestSlots
+from ninfer.gateway.server_state import ServerLife
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """See the module.
+
+    Attributes:
+        life: state of the server, and the engine.
+        slots: places for generation requests.
+        observers: hear of every generation request.
+        created: start of the process in seconds since the epoch.
+    """
+
+    settings: GatewaySettings
+    life: ServerLife
+    slots: RequestSlots
+    observers: Sequence[RequestObserver] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def error(self, error: NinferError, request_id: str, *, is_running: bool = False) -> ErrorReply:
+        """Look an error up; see `error_reply`."""
+        engine = self.life.engine
+        num_waiting = 0 if engine is None else engine.status().waiting
+        return error_reply(
+            error,
+            retry_after_s=self.slots.retry_after_s(num_waiting),
+            request_id=request_id,
+            is_running=is_running,
+        )
+
+    def note_started(self, facts: RequestFacts) -> None:
+        """Tell every observer."""
+        for observer in self.observers:
+            observer.note_started(facts)
+
+    def note_ended(self, facts: RequestFacts, end: RequestEnd) -> None:
+        """Tell every observer."""
+        for observer in self.observers:
+            observer.note_ended(facts, end)
+
+    def note_rejected(self, endpoint: Endpoint, request_id: str, code: str) -> None:
+        """Tell every observer."""
+        for observer in self.observers:
+            observer.note_rejected(endpoint, request_id, code)
+
+
+def build_gateway(
+    settings: GatewaySettings,
+    config: EngineConfig,
+    *,
+    observers: Sequence[RequestObserver] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Gateway:
+    """Build the parts for an engine of this configuration, which need not exist yet."""
+    slots = RequestSlots(config.max_concurrency, config.max_pending, clock)
+    return Gateway(settings, ServerLife(clock), slots, tuple(observers))

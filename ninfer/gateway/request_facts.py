@@ -1,0 +1,98 @@
+"""What is known about one generation request, for metrics and the request log; never its text.
+
+Plain values and the protocol of whoever wants to hear of them. Source: the serving contract,
+section 13.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ninfer.generation import FinishReason, GenerationResult, SamplingParams
+
+
+class Endpoint(enum.Enum):
+    """Where a generation request came in; the value is its label in metrics."""
+
+    CHAT = "chat_completions"
+    COMPLETIONS = "completions"
+    MESSAGES = "messages"
+
+
+class RequestOutcome(enum.Enum):
+    """How a started request ended; the value is its label in metrics."""
+
+    OK = "ok"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"  # before the engine accepted it
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is fixed when the engine accepts a request.
+
+    Attributes:
+        reasoning_effort, thinking_budget: None when the request named none.
+        prepare_s: seconds from the complete body to submission.
+    """
+
+    endpoint: Endpoint
+    request_id: str
+    client_request_id: str | None
+    is_stream: bool
+    sampling: SamplingParams
+    prompt_tokens: int
+    max_new_tokens: int
+    reasoning_effort: str | None
+    thinking_budget: int | None
+    prepare_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How an accepted request ended.
+
+    Attributes:
+        result: set unless the request failed or its client left.
+        code: of the error that ended it.
+        tool_warnings: why tool-call markup was read as text, once for each region.
+        total_s: seconds from the complete body to the end.
+        ttft_s: seconds from the complete body to the first committed output, if there was one.
+    """
+
+    outcome: RequestOutcome
+    result: GenerationResult | None
+    code: str | None
+    total_s: float
+    ttft_s: float | None
+    tool_warnings: Sequence[str] = ()
+
+
+class RequestObserver(Protocol):
+    """Hears of every generation request; must be quick and may not raise."""
+
+    def note_started(self, facts: RequestFacts) -> None:
+        """The engine accepted a request."""
+
+    def note_ended(self, facts: RequestFacts, end: RequestEnd) -> None:
+        """An accepted request ended; once for each."""
+
+    def note_rejected(self, endpoint: Endpoint, request_id: str, code: str) -> None:
+        """A request was refused before the engine accepted it."""
+
+
+def outcome_of(finish: FinishReason) -> RequestOutcome:
+    """Outcome of a request that did not fail."""
+    match finish:
+        case FinishReason.STOP:
+            return RequestOutcome.OK
+        case FinishReason.LENGTH:
+            return RequestOutcome.LENGTH
+        case FinishReason.TOOL_CALLS:
+            return RequestOutcome.TOOL_CALLS
+        case FinishReason.CANCELLED:
+            return RequestOutcome.CANCELLED

@@ -1,0 +1,1 @@
+"""Files of the chat page; a package only so that they are installed as ``ninfer.web``."""
