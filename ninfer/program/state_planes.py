@@ -6,7 +6,7 @@ the counts of output tokens that penalties read. Which slot belongs to whom is t
 business, how many recorded columns are still to be folded the sequence's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ninfer.device import Arena, Stream
 from ninfer.models.package import Geometry, LayerKind
@@ -87,7 +87,7 @@ def take_planes(
     """Take all planes from ``arena``; their bytes are not initialised."""
     shapes = plane_shapes(geometry, num_slots, num_records, activation_dtype)
     taken = [arena.take(shape, dtype) for shape, dtype in shapes]
-    of_layer = 7
+    of_layer = len(fields(GatedDeltaState))
     layers = tuple(
         GatedDeltaState(*taken[first : first + of_layer])
         for first in range(0, len(taken) - 1, of_layer)

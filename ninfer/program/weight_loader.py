@@ -19,22 +19,21 @@ from ninfer.device import ALIGNMENT, Arena, Event, Stream, host_array
 from ninfer.errors import InvariantError
 from ninfer.models.qwen_hybrid.binding import BoundModel
 from ninfer.models.qwen_hybrid.inventory import ExpectedObject, ObjectGroup
+from ninfer.models.qwen_hybrid.residency import (
+    direct_dtype,
+    is_matrix,
+    resident_bytes,
+    stored_format,
+)
 from ninfer.ops import linear
 from ninfer.ops.context import OpContext
-from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
+from ninfer.tensor import DType, Matrix, Tensor
 
 STAGING_BYTES: Final = 32 << 20
 """Pinned bytes of one half: long enough that a copy's start-up does not count."""
 
 Progress = Callable[[int, int], None]
 """Told (bytes loaded, bytes in all) after each object."""
-
-_DIRECT_DTYPES: Final = {
-    TensorFormat.BF16: DType.BF16,
-    TensorFormat.FP32: DType.F32,
-    TensorFormat.I32: DType.I32,
-}
-_CONVOLUTION: Final = "/convolution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def resident_objects(
 
 def weight_bytes(ctx: OpContext, objects: Iterable[ExpectedObject]) -> int:
     """Bytes of the weight arena that holds ``objects``."""
-    return sum(_aligned(_resident_bytes(ctx, stored)) for stored in objects)
+    return sum(_aligned(resident_bytes(ctx, stored)) for stored in objects)
 
 
 def load_weights(
@@ -97,7 +96,7 @@ def load_weights(
     objects = tuple(objects)
     sizes = {stored.name: _file_bytes(reader, stored.name) for stored in objects}
     total, largest = sum(sizes.values()), max(sizes.values())
-    encoded = max(sizes[stored.name] for stored in objects if _is_matrix(stored))
+    encoded = max(sizes[stored.name] for stored in objects if is_matrix(stored))
     half = min(STAGING_BYTES, largest)
     pinned = ctx.device.pinned_arena("weight staging", 2 * _aligned(half))
     try:
@@ -159,7 +158,7 @@ class _Loader:
         self.tensors: Final[dict[str, Tensor]] = {}
 
     def load(self, stored: ExpectedObject, encoded: Tensor) -> None:
-        if _is_matrix(stored):
+        if is_matrix(stored):
             nbytes = _file_bytes(self._reader, stored.name)
             self._load_matrix(stored, encoded.rows(0, nbytes))
         else:
@@ -167,28 +166,17 @@ class _Loader:
 
     def _load_matrix(self, stored: ExpectedObject, encoded: Tensor) -> None:
         rows, columns = stored.shape
-        storage = self._arena.take((_resident_bytes(self._ctx, stored),), DType.U8)
-        matrix = Matrix(_format(stored), storage, rows, columns, 0, rows)
+        storage = self._arena.take((resident_bytes(self._ctx, stored),), DType.U8)
+        matrix = Matrix(stored_format(stored), storage, rows, columns, 0, rows)
         self._staging.upload(self._reader, stored.name, encoded)
         linear.make_resident(self._ctx, encoded, matrix)
         self.matrices[stored.name] = matrix
 
     def _load_tensor(self, stored: ExpectedObject) -> None:
-        tensor = self._arena.take(stored.shape, _DIRECT_DTYPES[_format(stored)])
+        tensor = self._arena.take(stored.shape, direct_dtype(stored))
         flat = Tensor(tensor.address, DType.U8, (tensor.nbytes,))
         self._staging.upload(self._reader, stored.name, flat)
         self.tensors[stored.name] = tensor
-
-
-def _is_matrix(stored: ExpectedObject) -> bool:
-    """Whether linear ops or the embedding read it; the convolution is two-axed but no matrix."""
-    return len(stored.shape) == 2 and not stored.name.endswith(_CONVOLUTION)
-
-
-def _format(stored: ExpectedObject) -> TensorFormat:
-    if stored.format is None:
-        raise InvariantError(f"{stored.name} is a resource and has no place on a device")
-    return stored.format
 
 
 def _file_bytes(reader: ArtifactReader, name: str) -> int:
@@ -196,13 +184,6 @@ def _file_bytes(reader: ArtifactReader, name: str) -> int:
     if descriptor is None:
         raise InvariantError(f"{name} was bound but is not in the file")
     return descriptor.nbytes
-
-
-def _resident_bytes(ctx: OpContext, stored: ExpectedObject) -> int:
-    if _is_matrix(stored):
-        rows, columns = stored.shape
-        return linear.resident_bytes(ctx, _format(stored), rows, columns)
-    return Tensor(0, _DIRECT_DTYPES[_format(stored)], stored.shape).nbytes
 
 
 def _aligned(nbytes: int) -> int:

@@ -129,9 +129,10 @@ def test_aborted_forced_tokens_leave_no_trace(driver: ProgramDriver, num_rounds:
 
 def test_forced_tokens_longer_than_a_chunk_are_split_and_count_alike() -> None:
     forced = tuple(_random_prompt() * 2)
+    prompt = _random_prompt()[:50]
     with running_program("tiny-dense", max_context=384, prefill_chunk=128) as small:
-        lane = small.admit(_random_prompt()[:50], 330, REWARDED)
-        small.round(lane)
+        lane = small.admit(prompt, 330, REWARDED)
+        small.round(lane)  # leaves a column to fold
         sampled = list(lane.tokens)
         batch = _force(small, lane, forced)
         small.program.commit(batch, [RowDecision(len(forced), is_terminal=False)])
@@ -139,6 +140,10 @@ def test_forced_tokens_longer_than_a_chunk_are_split_and_count_alike() -> None:
         tokens, logits = _continue(small, lane)
 
         assert tokens == _choices(REWARDED, [*sampled, *forced], tokens, logits)
+        small.end(lane)
+        plain = small.admit([*prompt, *sampled, *forced], 4)
+        small.round(plain)
+        assert np.array_equal(plain.logits[0], logits[0])
 
 
 def _choices(
