@@ -9,7 +9,7 @@ from ninfer.errors import InvariantError, StaleHandle
 from ninfer.program.contract import PrefillStep, Release, ResourceVector, SequenceHandle
 from ninfer.program.physical_stores import PhysicalStores, StoreShape
 from ninfer.program.sequence_table import SequencePhase
-from tests.support.booked_program import BookedProgram, demand_of, root
+from tests.support.booked_program import BookedProgram, demand_of, retained, root
 
 
 def ready(program: BookedProgram, num_tokens: int = 10, max_new: int = 60) -> SequenceHandle:
@@ -46,6 +46,35 @@ def test_a_root_needs_a_slot_and_what_it_can_write(
     need = program.stores.root_need(demand_of(range(num_prompt), max_new))
 
     assert need == ResourceVector(state_slots=1, main_pages=num_pages)
+
+
+@pytest.mark.parametrize("num_prompt", [256, 257, 1000])
+def test_a_prompt_without_room_for_one_token_has_no_root(num_prompt: int) -> None:
+    program = BookedProgram(max_context=256)
+
+    assert program.stores.root_need(demand_of(range(num_prompt), 1)) is None
+
+
+def test_a_deleted_checkpoint_gives_its_slot_and_pages_back() -> None:
+    program = BookedProgram()
+    handle = retained(program, 70)
+
+    program.stores.release_checkpoint(handle)
+
+    assert program.stores.free() == program.stores.capacity.total
+    with pytest.raises(StaleHandle):
+        program.stores.release_checkpoint(handle)
+
+
+def test_a_released_sequence_gives_everything_back_in_any_phase() -> None:
+    program = BookedProgram()
+    handle = ready(program)
+    program.begin_decode(handle, 900)
+
+    program.stores.release_sequence(handle)
+
+    assert program.stores.free() == program.stores.capacity.total
+    assert program.stores.sequences.num_free == 2
 
 
 def test_prefill_steps_count_down_to_the_anchor() -> None:

@@ -176,6 +176,29 @@ def test_the_revision_moves_with_topology_and_not_with_growth() -> None:
     assert program.transitions.resource_revision > grown
 
 
+def test_every_stage_and_end_of_a_transition_moves_the_revision() -> None:
+    program = BookedProgram()
+    old = retained(program, 70)
+    target = Materialize(demand_of(range(9), 5), Root(), (Evict(old),))
+    running = started(program, target)
+    seen = [program.transitions.resource_revision]
+
+    for step in (running.advance, running.advance, running.abort):
+        step()
+        seen.append(program.transitions.resource_revision)
+
+    assert seen == sorted(set(seen))
+
+
+def test_a_plan_made_while_another_transition_ran_is_stale_after_it() -> None:
+    program = BookedProgram()
+    running = started(program, Rearrange(()))
+    plan = program.transitions.seal(Materialize(demand_of(range(9), 5), Root()))
+    running.commit()
+
+    assert program.transitions.start(plan) is None
+
+
 @pytest.mark.parametrize("kind", [Capture, Retain, Release])
 def test_a_sequence_with_provisional_tokens_is_left_alone(
     kind: Callable[[SequenceHandle], Target],

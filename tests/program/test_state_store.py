@@ -88,6 +88,15 @@ def test_pending_fold_follows_a_fork_and_a_move_but_not_a_new_owner() -> None:
     assert store.pending_fold(reused) == 0
 
 
+def test_as_many_columns_may_be_pending_as_an_image_records() -> None:
+    store = make_store()
+    active = active_in(store)
+
+    store.set_pending_fold(active, MAX_FOLD)
+
+    assert store.pending_fold(active) == MAX_FOLD
+
+
 def test_a_reused_slot_does_not_answer_to_its_old_handle() -> None:
     store = make_store(num_slots=1)
     old = store.reserve()
