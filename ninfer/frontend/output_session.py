@@ -134,8 +134,6 @@ class _OutputState:
         """Nothing follows: release what is held and fix the reason."""
         is_turn_end = reason is FinishReason.STOP
         text, self._held = decode_bytes(self._held, b"", is_end=True)
-        if self._is_ended_by_text():
-            text = ""
         if self.phase is OutputPhase.THINKING:
             self._read_thinking(text, deltas, is_forced=False)
             self.thinking.end(deltas, is_turn_end=is_turn_end)
@@ -182,9 +180,8 @@ class _OutputState:
 
     def _read_content(self, text: str, deltas: list[OutputDelta]) -> None:
         while self._layout_breaks and text:
-            is_break = text.startswith("\n")
-            self._layout_breaks = self._layout_breaks - 1 if is_break else 0
-            text = text[is_break:]
+            self._layout_breaks -= 1
+            text = text.removeprefix("\n")
         self.content.feed(text, deltas)
 
     def _move(self, phase: OutputPhase) -> None:

@@ -159,9 +159,9 @@ def test_any_tokens_never_fail_and_any_grouping_means_the_same(
 
 
 @QUICK
-@given(OUTPUTS, OUTPUTS)
-def test_a_preview_changes_nothing(first: list[int], other: list[int]) -> None:
-    plain, probed = open_session(tools=TOOLS), open_session(tools=TOOLS)
+@given(OUTPUTS, OUTPUTS, st.sampled_from(Channel))
+def test_a_preview_changes_nothing(first: list[int], other: list[int], start: Channel) -> None:
+    plain, probed = (open_session(tools=TOOLS, start=start) for _ in range(2))
     for token in first:
         expected = plain.preview([token], is_forced=False, is_budget_end=False)
         for tokens in ([*other, token], [token, *other], other or [token]):
@@ -173,6 +173,21 @@ def test_a_preview_changes_nothing(first: list[int], other: list[int]) -> None:
         assert probed.summary() == plain.summary()
         if preview.finish is not None:
             break
+
+
+@pytest.mark.parametrize("start", Channel)
+def test_a_preview_inside_a_call_changes_nothing(start: Channel) -> None:
+    session = open_session(tools=TOOLS, start=start)
+    run_groups(session, [ids_of("<tool_call>\n<function=write_file>\n<parameter=body>\nx")])
+
+    session.preview(
+        ids_of("wrong\n</parameter>\n</function>\n</tool_call>"),
+        is_forced=False,
+        is_budget_end=True,
+    )
+    folded = run_groups(session, [ids_of("y\n</parameter>\n</function>\n</tool_call><|im_end|>")])
+
+    assert [call.arguments for call in folded.summary.tool_calls] == ['{"body":"xy"}']
 
 
 def test_only_the_newest_preview_can_be_committed_and_only_once() -> None:
