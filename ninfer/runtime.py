@@ -87,6 +87,8 @@ class Engine:
         frontend: text to tokens and back.
         model_id: identity of the model.
         weights_id: storage profile of the artifact.
+        max_positions: longest context the model was made for.
+        artifact_time: of the artifact's file, in seconds since the epoch.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class Engine:
         self.frontend = loaded.frontend
         self.model_id = loaded.model_id
         self.weights_id = loaded.weights_id
+        self.max_positions = loaded.max_positions
+        self.artifact_time = loaded.artifact_time
 
     @property
     def config(self) -> EngineConfig:
@@ -142,6 +146,12 @@ class Engine:
         return self._loaded.program.memory.account()
 
     @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Device bytes by what they hold."""
+        memory = self._loaded.program.memory
+        return {"weights": memory.weights_bytes} | {a.name: a.nbytes for a in memory.arenas}
+
+    @property
     def fingerprint(self) -> str:
         """Changes exactly when something that can change bits changes."""
         return self._loaded.fingerprint
@@ -152,7 +162,7 @@ class Engine:
         The publisher's values, except that a chat answer without thinking has a preset of its own.
         """
         published = self.frontend.sampling_defaults
-        is_plain_chat = bool(prepared.prompt.boundaries) and prepared.start is Channel.CONTENT
+        is_plain_chat = prepared.is_chat and prepared.start is Channel.CONTENT
         if is_plain_chat and not published.is_greedy:
             return NON_THINKING_PRESET
         return published
@@ -326,7 +336,9 @@ class _LoadedModel:
         with ExitStack() as stack:
             with ArtifactReader.open(Path(model)) as reader:
                 bound = bind(reader)
-                config = fitted(config, bound.geometry.max_positions)
+                self.max_positions = bound.geometry.max_positions
+                self.artifact_time = int(os.stat(reader.path).st_mtime)
+                config = fitted(config, self.max_positions)
                 self.config = config
                 self.model_id = bound.package.model_id
                 self.weights_id = bound.weights_id
