@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from ninfer.cli import bench, chat, convert, generate, inspect, score, tokenize
+from ninfer.cli import bench, chat, convert, generate, inspect, score, serve, tokenize
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
@@ -44,6 +44,13 @@ COMMANDS = (
         generate.run,
     ),
     Command("chat", "talk", "ninfer chat model.ninfer", chat.add_arguments, chat.run),
+    Command(
+        "serve",
+        "answer over HTTP, in OpenAI's and Anthropic's protocols",
+        "ninfer serve model.ninfer --port 8000",
+        serve.add_arguments,
+        serve.run,
+    ),
     Command(
         "inspect",
         "show what an artifact holds; opens no device",

@@ -127,6 +127,7 @@ def engine_config(
     *,
     purpose: Purpose = Purpose.GENERATION,
     max_concurrency: int = 1,
+    max_pending: int = 16,
 ) -> EngineConfig:
     """Build the start-up configuration.
 
@@ -139,6 +140,7 @@ def engine_config(
         purpose=purpose,
         device=options.device,
         max_concurrency=max_concurrency,
+        max_pending=max_pending,
         max_context=context,
         shrinks_context=is_default,
         kv_capacity=options.kv_capacity,

@@ -132,6 +132,12 @@ class Frontend:
         self.traits = probe_template(self._template, self.tokenizer, self._variables)
         self._think_end = self.tokenizer.find_added(_THINK_END)
 
+    @property
+    def has_thinking(self) -> bool:
+        """Whether an answer of this model can start with a thinking block."""
+        is_switchable = "enable_thinking" in self._template.variables
+        return self._think_end is not None and (self.traits.opens_thinking or is_switchable)
+
     def prepare(
         self, conversation: Conversation, options: PromptOptions | None = None
     ) -> PreparedInput:

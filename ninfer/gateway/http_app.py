@@ -19,6 +19,7 @@ from ninfer.gateway.error_responses import ErrorReply
 from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.http_request import current_context, remember_context
+from ninfer.gateway.metrics import CONTENT_TYPE, Metrics
 from ninfer.gateway.request_context import (
     RequestContext,
     family_of,
@@ -40,8 +41,8 @@ _KEYLESS_PREFIX = "/web/"
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
-def create_app(gateway: Gateway) -> Flask:
-    """Build the application of one gateway."""
+def create_app(gateway: Gateway, metrics: Metrics | None = None) -> Flask:
+    """Build the application of one gateway; without metrics there is no ``/metrics``."""
     app = Flask("ninfer.gateway", static_folder=None)
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.config["PROPAGATE_EXCEPTIONS"] = False
@@ -54,6 +55,8 @@ def create_app(gateway: Gateway) -> Flask:
     app.register_error_handler(HTTPException, lambda error: _unrouted(gateway, error))
     app.register_error_handler(Exception, lambda error: _broken(gateway, error))
     _add_health_routes(app, gateway)
+    if metrics is not None:
+        _add_metrics_route(app, metrics)
     openai_routes.register(app, gateway)
     static_page.register(app)
     return app
@@ -71,6 +74,15 @@ def _add_health_routes(app: Flask, gateway: Gateway) -> None:
             return _json(status, body)
 
         app.add_url_rule(path, endpoint=path, view_func=view, methods=["GET"])
+
+
+def _add_metrics_route(app: Flask, metrics: Metrics) -> None:
+    app.add_url_rule(
+        "/metrics",
+        "metrics",
+        lambda: Response(metrics.render(), content_type=CONTENT_TYPE),
+        methods=["GET"],
+    )
 
 
 def _admit(gateway: Gateway) -> Response | None:

@@ -42,7 +42,7 @@ def channel_class(life: ServerLife, stall_client_s: float) -> type[HTTPChannel]:
         """A request that reached the application."""
 
         def build_response_header(self) -> bytes:
-            if life.state is ServerState.DRAINING:
+            if life.state in (ServerState.DRAINING, ServerState.STOPPED):
                 self.set_close_on_finish()
             header: bytes = super().build_response_header()
             return header

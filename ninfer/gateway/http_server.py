@@ -99,6 +99,8 @@ class HttpServer:
         self._server.pull_trigger()
         if self._loop.ident is not None:
             self._loop.join()
+        for channel in list(self._server.active_channels.values()):
+            channel.handle_close()  # Wakes the thread that waits to write to it.
         self._server.task_dispatcher.shutdown(timeout=1)
         wasyncore.close_all(self._server._map, ignore_all=True)
         self._socket.close()

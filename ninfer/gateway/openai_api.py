@@ -6,7 +6,6 @@ the contract's table. Source: the serving contract, sections 4 to 8.
 
 import secrets
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ninfer.errors import RequestError, UnsupportedFeature
@@ -16,10 +15,10 @@ from ninfer.frontend.message_json import parse_messages, parse_tools
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.json_fields import Fields
 from ninfer.gateway.openai_fields import (
-    MAX_CACHE_KEY_CHARACTERS,
+    RequestHeaders,
     check_model,
     note_harmless,
-    read_cache,
+    read_cache_members,
     read_max_tokens,
     read_stops,
     read_stream,
@@ -32,20 +31,12 @@ from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
 from ninfer.gateway.sampling_fields import effective_sampling, read_sampling
 from ninfer.gateway.thinking_budget import with_default_budget
-from ninfer.generation import CacheMode, shown
+from ninfer.generation import shown
 from ninfer.runtime import Engine, RequestOptions
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _INT32_MAX: Final = (1 << 31) - 1
 _SWITCHES: Final = ("enable_thinking", "preserve_thinking")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
-    """Headers that say something about a generation request."""
-
-    session_id: str | None = None
-    cache: str | None = None
 
 
 def translate_chat(
@@ -73,7 +64,7 @@ def translate_chat(
     output = _output_options(fields)
     has_progress = bool(fields.boolean("return_progress"))
     has_timings = bool(fields.boolean("timings_per_token"))
-    cache, session_key = _cache(fields, context, headers)
+    cache, session_key = read_cache_members(fields, context, headers)
     prompt = read_prompt_options(fields, settings)
     conversation = read_conversation(fields)
     note_harmless(fields, context)
@@ -197,22 +188,6 @@ def _refuse_structured(fields: Fields) -> None:
         raise UnsupportedFeature(
             "structured_outputs is not supported yet", field="structured_outputs"
         )
-
-
-def _cache(
-    fields: Fields, context: RequestContext, headers: RequestHeaders
-) -> tuple[CacheMode, str | None]:
-    """Read the cache members; boundaries the client proposes have no effect yet."""
-    key = fields.text("prompt_cache_key", shortest=1, longest=MAX_CACHE_KEY_CHARACTERS)
-    fields.nested("prompt_cache_options")
-    fields.text("prompt_cache_retention")
-    for name in ("prompt_cache_options", "prompt_cache_retention"):
-        if fields.has(name):
-            context.ignored.append(name)
-    session_id = headers.session_id
-    if key is None and session_id is not None and len(session_id) <= MAX_CACHE_KEY_CHARACTERS:
-        key = session_id
-    return read_cache(fields, headers.cache), key
 
 
 def _switch(fields: Fields, variables: Fields, name: str) -> bool | None:

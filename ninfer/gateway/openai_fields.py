@@ -44,6 +44,14 @@ class StreamChoice:
     has_usage: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """Headers that say something about a generation request."""
+
+    session_id: str | None = None
+    cache: str | None = None
+
+
 def check_model(fields: Fields, model_id: str, settings: GatewaySettings) -> None:
     """Refuse a model that is not the loaded one.
 
@@ -101,16 +109,28 @@ def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
     return fields.strings(name, most=MAX_STOPS, longest=MAX_STOP_CHARACTERS)
 
 
-def read_cache(fields: Fields, cache_header: str | None) -> CacheMode:
-    """Read ``cache``, which a header may spell too.
+def read_cache_members(
+    fields: Fields, context: RequestContext, headers: RequestHeaders
+) -> tuple[CacheMode, str | None]:
+    """Read whether the request joins the cache, and the hint which requests belong together.
+
+    Boundaries that the client proposes have no effect yet, and are listed as ignored.
 
     Raises:
-        RequestError: it is neither ``on`` nor ``off``.
+        RequestError: a member has the wrong type or value.
     """
-    value = fields.choice("cache", ("on", "off"))
-    if value is None and cache_header is not None:
-        value = Fields({"x-ninfer-cache": cache_header}).choice("x-ninfer-cache", ("on", "off"))
-    return CacheMode.DISABLED if value == "off" else CacheMode.READ_WRITE
+    key = fields.text("prompt_cache_key", shortest=1, longest=MAX_CACHE_KEY_CHARACTERS)
+    fields.nested("prompt_cache_options")
+    fields.text("prompt_cache_retention")
+    names = ("prompt_cache_options", "prompt_cache_retention")
+    context.ignored.extend(name for name in names if fields.has(name))
+    session_id = headers.session_id
+    if key is None and session_id is not None and len(session_id) <= MAX_CACHE_KEY_CHARACTERS:
+        key = session_id
+    mode = fields.choice("cache", ("on", "off"))
+    if mode is None and headers.cache is not None:
+        mode = Fields({"x-ninfer-cache": headers.cache}).choice("x-ninfer-cache", ("on", "off"))
+    return CacheMode.DISABLED if mode == "off" else CacheMode.READ_WRITE, key
 
 
 def refuse_what_is_not_offered(fields: Fields) -> None:

@@ -1,0 +1,205 @@
+"""``ninfer serve``: the model over HTTP."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Final
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.operator_log import operator_log
+from ninfer.cli.options import add_engine_options, engine_config, integer
+from ninfer.cli.request_input import read_text
+from ninfer.config import EngineConfig
+from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
+from ninfer.gateway.server import ServeEnd, ServePlan, serve
+from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, Progress
+
+_logger = logging.getLogger(__name__)
+_MIB: Final = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    _add_server_options(parser)
+    _add_security_options(parser)
+    _add_default_options(parser)
+    add_engine_options(parser, max_context=8192)
+
+
+def run(options: argparse.Namespace, console: Console) -> ExitCode:
+    """Serve until a signal ends it."""
+    settings = gateway_settings(options, console)
+    config = engine_config(
+        options, max_concurrency=options.max_concurrency, max_pending=options.max_pending
+    )
+    with operator_log(sys.stderr):
+        end = serve(
+            ServePlan(
+                settings=settings,
+                config=config,
+                load=lambda progress: _loaded(options, config, console, progress),
+                arguments=sys.argv[1:],
+                announce=_logger.info,
+            )
+        )
+    return ExitCode.DONE if end is ServeEnd.DRAINED else ExitCode.FAILED
+
+
+def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySettings:
+    """Build the gateway's settings from the options, warning of what is unwise.
+
+    Raises:
+        UsageError: a key file cannot be read, or everybody could reach a server without a key.
+        ConfigurationError: a value is out of its range.
+    """
+    keys = _keys(options, console)
+    settings = GatewaySettings(
+        host=options.host,
+        port=options.port,
+        http_server=options.http_server,
+        api_keys=() if options.no_auth else keys,
+        allowed_hosts=frozenset(name.lower() for name in options.allowed_host),
+        cors_origins=frozenset(options.cors_origin),
+        is_metrics_public=options.metrics_public,
+        max_request_bytes=options.max_request_mib * _MIB,
+        model_aliases=frozenset(options.model_alias),
+        pending_timeout_s=options.pending_timeout_ms / 1e3,
+        request_timeout_s=options.request_timeout_s or None,
+        heartbeat_s=options.heartbeat_s,
+        shutdown_grace_s=options.shutdown_grace_s,
+        stall_timeout_s=options.stall_timeout_s,
+        stall_client_s=options.stall_client_s,
+        default_max_tokens=options.default_max_tokens,
+        default_thinking_budget=options.default_thinking_budget,
+        default_enable_thinking=False if options.no_thinking else None,
+        default_preserve_thinking=True if options.preserve_thinking else None,
+        is_strict=options.strict_fields,
+        sampling=SamplingChoices(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+        ),
+        is_greedy=options.greedy,
+        exits_on_failure=not options.no_exit_on_failure,
+        has_media_urls=options.media_urls,
+        media_url_hosts=frozenset(options.media_url_allow),
+        keeps_billing_header=options.keep_billing_header,
+        request_log=options.request_log,
+        stats_interval_s=options.stats_s,
+    )
+    if not settings.is_loopback and not settings.api_keys:
+        if settings.host in ("0.0.0.0", "::") and not options.no_auth:
+            raise UsageError(
+                f"--host {settings.host} without a key lets everybody in; give --api-key-file, or "
+                "--no-auth if that is meant"
+            )
+        console.warn(f"everybody who reaches {settings.host} may use this server")
+    return settings
+
+
+def _loaded(
+    options: argparse.Namespace, config: EngineConfig, console: Console, progress: Progress
+) -> Engine:
+    def report(done: int, total: int) -> None:
+        progress(done, total)
+        console.progress("loading", done, total)
+
+    template = options.chat_template
+    return Engine(
+        options.model,
+        config=config,
+        chat_template=None if template is None else read_text(template),
+        progress=report,
+    )
+
+
+def _keys(options: argparse.Namespace, console: Console) -> tuple[bytes, ...]:
+    keys: list[bytes] = []
+    if options.api_key_file is not None:
+        try:
+            lines = Path(options.api_key_file).read_bytes().splitlines()
+        except OSError as error:
+            raise UsageError(f"cannot read {options.api_key_file}: {error}") from error
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
+        if not keys:
+            raise UsageError(f"{options.api_key_file} holds no key")
+    if options.api_key is not None:
+        if any(argument.partition("=")[0] == "--api-key" for argument in sys.argv):
+            console.warn(
+                "--api-key shows in the process list; use --api-key-file or NINFER_API_KEY"
+            )
+        if not options.api_key:
+            raise UsageError("the API key is empty")
+        keys.append(options.api_key.encode())
+    return tuple(keys)
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    group.add_argument(
+        "--port", type=integer, default=8000, metavar="N", help="0 takes a free one (default: 8000)"
+    )
+    group.add_argument("--http-server", choices=["waitress", "werkzeug"], default="waitress")
+    group.add_argument(
+        "--max-concurrency", type=integer, default=1, metavar="N", help="active requests, 1..8"
+    )
+    group.add_argument(
+        "--max-pending", type=integer, default=16, metavar="N", help="waiting requests"
+    )
+    group.add_argument(
+        "--pending-timeout-ms", type=integer, default=30000, metavar="N", help="longest wait"
+    )
+    group.add_argument(
+        "--request-timeout-s", type=float, default=0.0, metavar="S", help="0 is unlimited"
+    )
+    group.add_argument("--heartbeat-s", type=float, default=5.0, metavar="S")
+    group.add_argument("--shutdown-grace-s", type=float, default=30.0, metavar="S")
+    group.add_argument("--stall-timeout-s", type=float, default=60.0, metavar="S")
+    group.add_argument("--stall-client-s", type=float, default=60.0, metavar="S")
+    group.add_argument(
+        "--no-exit-on-failure", action="store_true", help="keep answering after the engine failed"
+    )
+    group.add_argument("--max-request-mib", type=integer, default=64, metavar="N")
+    group.add_argument("--request-log", metavar="FILE", help="JSON lines, no prompts")
+    group.add_argument("--stats-s", type=float, default=10.0, metavar="S")
+
+
+def _add_security_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("security")
+    group.add_argument("--api-key-file", metavar="FILE", help="one key a line, # comments")
+    group.add_argument("--api-key", metavar="KEY", help="visible in the process list")
+    group.add_argument("--no-auth", action="store_true", help="let everybody in")
+    group.add_argument("--allowed-host", action="append", default=[], metavar="NAME")
+    group.add_argument("--cors-origin", action="append", default=[], metavar="URL")
+    group.add_argument("--metrics-public", action="store_true", help="/metrics without a key")
+    group.add_argument("--media-urls", action="store_true", help="fetch images over http(s)")
+    group.add_argument("--media-url-allow", action="append", default=[], metavar="HOST")
+
+
+def _add_default_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("defaults of requests")
+    group.add_argument("--model-alias", action="append", default=[], metavar="NAME")
+    group.add_argument(
+        "--default-max-tokens", type=integer, default=DEFAULT_MAX_NEW_TOKENS, metavar="N"
+    )
+    group.add_argument("--default-thinking-budget", type=integer, default=None, metavar="N")
+    group.add_argument("--no-thinking", action="store_true", help="think only when asked to")
+    group.add_argument("--preserve-thinking", action="store_true")
+    group.add_argument("--strict-fields", action="store_true", help="refuse unknown fields")
+    group.add_argument("--keep-billing-header", action="store_true")
+    group.add_argument("--temperature", type=float, default=None, metavar="T")
+    group.add_argument("--top-p", type=float, default=None, metavar="P")
+    group.add_argument("--top-k", type=integer, default=None, metavar="K")
+    group.add_argument("--min-p", type=float, default=None, metavar="P")
+    group.add_argument("--presence-penalty", type=float, default=None, metavar="P")
+    group.add_argument("--frequency-penalty", type=float, default=None, metavar="P")
+    group.add_argument("--seed", type=integer, default=None, metavar="N")
+    group.add_argument("--greedy", action="store_true", help="always take the likeliest token")

@@ -1,0 +1,180 @@
+"""One server process from bind to exit: load, serve, drain.
+
+    bind -> answer 503 while the engine loads -> ready -> signal -> drain -> close
+
+The main thread owns the engine and waits here; HTTP threads do the rest. A first signal drains, a
+second one cancels at once. Source: the serving contract, section 1.2.
+"""
+
+import enum
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from ninfer.config import EngineConfig
+from ninfer.gateway.debug_server import DebugServer
+from ninfer.gateway.gateway import Gateway, build_gateway
+from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.health import unready_reason
+from ninfer.gateway.http_app import create_app
+from ninfer.gateway.http_server import HttpServer
+from ninfer.gateway.metrics import Metrics
+from ninfer.gateway.request_log import RequestLog
+from ninfer.gateway.server_state import ServerMove, ServerState
+from ninfer.runtime import Engine, EngineState, Progress
+
+POLL_S: Final = 0.1
+"""Longest time until the main thread notices a signal or a failed engine."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_logger = logging.getLogger(__name__)
+
+
+class ServeEnd(enum.Enum):
+    """How a server ended."""
+
+    DRAINED = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """What to serve and how to say so.
+
+    Attributes:
+        load: builds the engine; told a progress callback.
+        arguments: command line for the log.
+        announce: told one line for the operator at each step.
+    """
+
+    settings: GatewaySettings
+    config: EngineConfig
+    load: Callable[[Progress], Engine]
+    arguments: Sequence[str] = ()
+    announce: Callable[[str], None] = _logger.info
+
+
+def serve(plan: ServePlan) -> ServeEnd:
+    """Serve until a signal arrives or the engine fails.
+
+    Raises:
+        OSError: the address cannot be bound, or the log cannot be opened.
+        NinferError: the engine cannot be loaded.
+    """
+    with ExitStack() as stack:
+        stop = stack.enter_context(_signals())
+        log = None
+        if plan.settings.request_log is not None:
+            log = stack.enter_context(RequestLog(plan.settings.request_log))
+        metrics = Metrics()
+        gateway = build_gateway(
+            plan.settings, plan.config, observers=[metrics] if log is None else [metrics, log]
+        )
+        metrics.attach(gateway.life, lambda: unready_reason(gateway))
+        app = create_app(gateway, metrics)
+        is_debugging = plan.settings.http_server == "werkzeug"
+        server: HttpServer | DebugServer = (
+            DebugServer(app, gateway) if is_debugging else HttpServer(app, gateway)
+        )
+        stack.enter_context(server)
+        plan.announce(f"listening on http://{_shown(plan.settings.host)}:{server.port}")
+        try:
+            engine = stack.enter_context(plan.load(gateway.life.note_loading))
+        except StoppedWhileLoading:
+            gateway.life.move(ServerMove.DRAIN)
+            plan.announce("stopped while loading")
+            return ServeEnd.DRAINED
+        stop.is_loading = False
+        gateway.life.note_loaded(engine)
+        if log is not None:
+            log.note_server_start(plan.arguments, engine)
+        plan.announce(f"ready: {engine.model_id}, {plan.config.max_concurrency} at a time")
+        end = _wait_and_drain(gateway, engine, stop, log, plan)
+        server.close()
+        if log is not None:
+            log.note_server_stop(end.name.lower())
+        plan.announce("failed" if end is ServeEnd.FAILED else "stopped")
+        return end
+
+
+class StoppedWhileLoading(BaseException):
+    """A signal arrived before there was anything to drain."""
+
+
+class _StopRequests:
+    """Signals so far; written by the handler, read by the main thread."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.count = 0
+        self.is_loading = True
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        self.count += 1
+        self.arrived.set()
+        if self.is_loading:
+            raise StoppedWhileLoading
+
+
+@contextmanager
+def _signals() -> Iterator[_StopRequests]:
+    """Take the signals over, where this is the main thread; give them back afterwards."""
+    stop = _StopRequests()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.note) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_and_drain(
+    gateway: Gateway,
+    engine: Engine,
+    stop: _StopRequests,
+    log: RequestLog | None,
+    plan: ServePlan,
+) -> ServeEnd:
+    settings = plan.settings
+    next_stats = time.monotonic() + settings.stats_interval_s
+    while not stop.arrived.wait(POLL_S):
+        if gateway.life.state is ServerState.FAILED and settings.exits_on_failure:
+            return ServeEnd.FAILED
+        if log is not None and time.monotonic() >= next_stats:
+            next_stats = time.monotonic() + settings.stats_interval_s
+            log.note_throughput(engine.status())
+    if gateway.life.state is ServerState.FAILED:
+        return ServeEnd.FAILED
+    return _drain(gateway, engine, stop, plan)
+
+
+def _drain(gateway: Gateway, engine: Engine, stop: _StopRequests, plan: ServePlan) -> ServeEnd:
+    gateway.life.move(ServerMove.DRAIN)
+    status = engine.status()
+    plan.announce(f"draining: {status.active} active, at most {plan.settings.shutdown_grace_s:g} s")
+    engine.drain(plan.settings.shutdown_grace_s)
+    is_hurried = False
+    while engine.status().state not in (EngineState.STOPPED, EngineState.FAILED):
+        if stop.count > 1 and not is_hurried:
+            is_hurried = True
+            plan.announce("second signal: cancelling")
+            engine.drain(0.0)
+        time.sleep(POLL_S / 10)
+    if gateway.life.state is ServerState.FAILED:
+        return ServeEnd.FAILED
+    gateway.life.move(ServerMove.STOP)
+    return ServeEnd.DRAINED
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
