@@ -19,6 +19,7 @@ END = RowDecision(1, is_terminal=True)
 CANCELLED = RowDecision(0, is_terminal=True)
 PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=1.75)
 REWARDED = SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=-1.75)
+FAVOURED = SamplingParams(temperature=0.0, presence_penalty=-2.0, frequency_penalty=-2.0)
 ADDRESSABLE = 512
 FORCED = (17, 300, 41, 17, 9)
 
@@ -190,6 +191,44 @@ def test_forced_tokens_count_for_penalties(driver: ProgramDriver) -> None:
 
     assert tokens == _choices(REWARDED, sampled + list(forced), tokens, logits)
     assert tokens != _choices(REWARDED, [], tokens, logits)  # the history matters here
+
+
+def test_a_prompt_s_last_token_is_not_counted_when_tokens_are_forced_at_once(
+    driver: ProgramDriver,
+) -> None:
+    matters = []
+    for length in range(20, 32):
+        prompt = _random_prompt()[:length]
+        last = prompt[-1]
+        lane = driver.admit(prompt, 40, FAVOURED)
+        batch = _force(driver, lane, (last,))
+        driver.program.commit(batch, [RowDecision(1, is_terminal=False)])
+
+        tokens, logits = _continue(driver, lane, 8)
+
+        assert tokens == _choices(FAVOURED, [last], tokens, logits)
+        matters.append(tokens != _choices(FAVOURED, [last, last], tokens, logits))
+        driver.end(lane)
+    assert any(matters)  # counting it would have shown
+
+
+@pytest.mark.parametrize("consume", [False, True])
+def test_a_new_turn_starts_without_the_counts_of_the_one_before(
+    driver: ProgramDriver, consume: bool
+) -> None:
+    prompt = _random_prompt()[:61]
+    lane = driver.admit(prompt, 40)
+    for _ in range(12):
+        driver.round(lane)
+    earlier = list(lane.tokens)
+    driver.program.commit(driver.decode(lane), [CANCELLED])
+    longer = [*prompt, *earlier, 7]
+
+    resumed = driver.resume(driver.retain(lane), longer, FAVOURED, consume=consume)
+
+    tokens, logits = _continue(driver, resumed, 8)
+    assert tokens == _choices(FAVOURED, [], tokens, logits)
+    assert tokens != _choices(FAVOURED, earlier, tokens, logits)  # old counts would have shown
 
 
 def test_a_cancelled_row_commits_nothing_and_harms_no_neighbour(driver: ProgramDriver) -> None:

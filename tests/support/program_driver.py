@@ -79,9 +79,16 @@ class ProgramDriver:
             self.prefill(lane)
         return lane
 
-    def resume(self, checkpoint: CheckpointHandle, prompt: Sequence[int], *, consume: bool) -> Lane:
+    def resume(
+        self,
+        checkpoint: CheckpointHandle,
+        prompt: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        consume: bool,
+    ) -> Lane:
         """Materialize from a checkpoint."""
-        return self.admit(prompt, source=FromCheckpoint(checkpoint, consume))
+        return self.admit(prompt, 32, sampling, source=FromCheckpoint(checkpoint, consume))
 
     def prefill(self, lane: Lane) -> None:
         while self.program.prefill(lane.handle).remaining_tokens:
