@@ -61,16 +61,17 @@ def _step(driver: ProgramDriver, lanes: dict[int, Lane], event: str, data: st.Da
             return
 
 
-@settings(
-    max_examples=10,
-    deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking a model run takes minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(events=st.lists(st.sampled_from(EVENTS), min_size=10, max_size=40), data=st.data())
-def test_no_event_around_a_request_changes_a_bit_of_it(
-    driver: ProgramDriver, alone: list[Lane], events: list[str], data: st.DataObject
-) -> None:
+def _settings(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        deadline=None,
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking runs takes minutes
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+
+
+def _live(driver: ProgramDriver, alone: list[Lane], events: list[str], data: st.DataObject) -> None:
+    """Play the events, then compare every request that is left with itself alone."""
     driver.program.abandon()  # whatever a failing example has left
     lanes: dict[int, Lane] = {}
     for event in ("admit", "admit", *events):
@@ -82,3 +83,20 @@ def test_no_event_around_a_request_changes_a_bit_of_it(
         assert np.array_equal(lane.logits, alone[number].logits[:count])
     driver.program.abandon()
     assert driver.program.free() == driver.program.capacity.total
+
+
+@_settings(4)
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=10, max_size=40), data=st.data())
+def test_no_event_around_a_request_changes_a_bit_of_it(
+    driver: ProgramDriver, alone: list[Lane], events: list[str], data: st.DataObject
+) -> None:
+    _live(driver, alone, events, data)
+
+
+@pytest.mark.slow
+@_settings(150)
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=10, max_size=120), data=st.data())
+def test_no_event_of_long_lives_changes_a_bit_of_a_request(
+    driver: ProgramDriver, alone: list[Lane], events: list[str], data: st.DataObject
+) -> None:
+    _live(driver, alone, events, data)
