@@ -130,10 +130,11 @@ class PhysicalStores:
     def root_need(self, demand: Demand) -> ResourceVector | None:
         """What a demand reserves from the root; None when it can never be served, even alone.
 
-        The last token of a sequence is never processed, so one position less is reserved.
+        The last token of a sequence is never processed, so one position less is reserved. A demand
+        without output only processes its prompt.
         """
         limit = self.token_limit(demand)
-        if len(demand.prompt.token_ids) >= limit:
+        if len(demand.prompt.token_ids) + min(demand.max_new_tokens, 1) > limit:
             return None
         need = ResourceVector(state_slots=1, main_pages=pages_for(limit - 1))
         return need if need.fits(self.capacity.total) else None

@@ -36,7 +36,7 @@ def test_a_block_table_of_another_shape_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("num_prompt", "max_new", "num_pages"),
-    [(1, 1, 1), (64, 1, 1), (64, 2, 2), (255, 1, 4), (1, 10_000, 4)],
+    [(1, 1, 1), (64, 1, 1), (64, 2, 2), (255, 1, 4), (1, 10_000, 4), (1, 0, 0), (256, 0, 4)],
 )
 def test_a_root_needs_a_slot_and_what_it_can_write(
     num_prompt: int, max_new: int, num_pages: int

@@ -12,8 +12,10 @@ from typing import Any
 from ninfer.config import EngineConfig
 from ninfer.gateway.gateway import Gateway, build_gateway
 from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.health import unready_reason
 from ninfer.gateway.http_app import create_app
 from ninfer.gateway.http_server import HttpServer
+from ninfer.gateway.metrics import Metrics
 from ninfer.gateway.request_facts import RequestObserver
 from ninfer.runtime import Engine
 from tests.support.tiny_model import artifact_path
@@ -119,12 +121,16 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Serve an engine on a free port; without one the server stays in its loading state."""
     chosen = dataclasses.replace(GatewaySettings(host="127.0.0.1", port=0), **settings)
+    metrics = Metrics()
     gateway = build_gateway(
-        chosen, config if engine is None else engine.config, observers=observers
+        chosen,
+        config if engine is None else engine.config,
+        observers=(metrics, *observers),
     )
+    metrics.attach(gateway.life, lambda: unready_reason(gateway))
     if engine is not None:
         gateway.life.note_loaded(engine)
-    with HttpServer(create_app(gateway), gateway) as server:
+    with HttpServer(create_app(gateway, metrics), gateway) as server:
         yield RunningServer(gateway, server)
 
 
