@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+import numpy as np
+
 from ninfer.errors import InvariantError
 
 _OURS: Final = "ninfer."
@@ -71,6 +73,9 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from _describe(item, seen)
+        return
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape} {value.tobytes().hex()}"
         return
     if id(value) in seen:
         return

@@ -13,12 +13,14 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 
-_U32, _I32, _U64, _F32 = types.uint32, types.int32, types.uint64, types.float32
+_U32, _I32, _U64 = types.uint32, types.int32, types.uint64
+_F32, _F64 = types.float32, types.float64
 _LLVM: Final = {
     _U32: (ir.IntType(32), "r"),
     _I32: (ir.IntType(32), "r"),
     _U64: (ir.IntType(64), "l"),
     _F32: (ir.FloatType(), "f"),
+    _F64: (ir.DoubleType(), "d"),
 }
 
 Intrinsic = Any
@@ -139,7 +141,10 @@ f32_of_f16 = define(  # of the lower half
 f32_of_upper_f16 = define(
     "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", [_F32], [_U32]
 )
+square_root = define("sqrt.rn.f32 $0, $1;", [_F32], [_F32])
 nearest_i32 = define("cvt.rni.s32.f32 $0, $1;", [_I32], [_F32])
+nearest_f64 = define("cvt.rni.f64.f64 $0, $1;", [_F64], [_F64])
+ceiling_f64 = define("cvt.rpi.f64.f64 $0, $1;", [_F64], [_F64])
 nearest_u64 = define("cvt.rni.u64.f32 $0, $1;", [_U64], [_F32])
 
 # Tensor cores: D = A B + C for one 16x8x16 tile.

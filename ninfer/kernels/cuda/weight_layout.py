@@ -137,7 +137,9 @@ def pack_weight(format: TensorFormat, payload: Bytes, num_rows: int, num_columns
     words32 = np.bitwise_or.reduce(nibbles, axis=-1)  # [row tile, h, r, k tile, w, t]
     _put(storage, 0, words32.transpose(0, 3, 1, 2, 5, 4))
     if format in HIGH_BYTES:
-        _put(storage, layout.high_offset, _high_words((split >> 4).astype(np.uint8), codec.bits - 4))
+        _put(
+            storage, layout.high_offset, _high_words((split >> 4).astype(np.uint8), codec.bits - 4)
+        )
     return storage
 
 

@@ -1,0 +1,157 @@
+"""The last kernel of a token choice: the end of the nucleus, min_p, noise and the argmax.
+
+Each block scores the candidates of its slice that every filter has kept; the row's last block to
+arrive takes the best of all slices, whatever the order of arrival, and writes the token. The other
+kernels are in `choice_kernels`.
+"""
+
+from functools import cache
+from typing import Any, Final
+
+from numba import cuda, float32, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda import choice_passes as passes
+from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_kernels import ROW_PARAMS
+from ninfer.kernels.cuda.choice_passes import (
+    CUTS,
+    DRAWN,
+    LENGTHS,
+    NUCLEUS_IDS,
+    ROW_BYTES,
+    SLICES,
+)
+from ninfer.kernels.cuda.choice_selection import BLOCK, select_word, short_word
+from ninfer.kernels.cuda.choice_values import NUM_BINS
+
+_WARPS: Final = BLOCK // 32
+_PIECES: Final = 3 * 1024
+
+
+@device_function
+def _publish(scratch: int, mine: Any, parts: Any) -> Any:
+    """Leave the block's best score in the scratch; whether the block is the row's last one.
+
+    Thread 0 learns it; the others get 0.
+    """
+    tid = int32(cuda.threadIdx.x)
+    mine = values.warp_best(mine)
+    cuda.syncthreads()
+    if tid & 31 == 0:
+        parts[tid >> 5] = mine
+    cuda.syncthreads()
+    is_last = int32(0)
+    if tid == 0:
+        for i in range(1, _WARPS):
+            mine = max(mine, parts[i])
+        at = uint64(cuda.blockIdx.x) * uint64(8)
+        ptx.store_u64(scratch + uint64(DRAWN) + at, mine)
+        ptx.fence_gpu()
+        arrived = ptx.fetch_add_release_u32(scratch + uint64(LENGTHS + 8), uint32(1))
+        if arrived == uint32(SLICES - 1):
+            is_last = int32(1)
+    return is_last
+
+
+@device_function
+def _conclude(scratch: int, best: Any, target: int) -> None:
+    """Write the row's token from what the blocks have left; called by one warp."""
+    ptx.fence_gpu()
+    lane = uint64(cuda.threadIdx.x)
+    drawn = scratch + uint64(DRAWN)
+    first = ptx.load_u64(drawn + lane * uint64(8))
+    second = ptx.load_u64(drawn + (lane + uint64(32)) * uint64(8))
+    word = values.warp_best(max(first, second))
+    lowest = passes.lowest_of_row(scratch)
+    if word == uint64(0):
+        word = best
+    chosen = values.word_token(word)
+    if word == uint64(0):
+        chosen = lowest
+    if cuda.threadIdx.x == 0:
+        ptx.store_u32(target, uint32(chosen))
+
+
+@cache
+def make_draw() -> Kernel:
+    """Where top_p ends, exactly; min_p, noise and argmax; the last block writes the token."""
+
+    def draw(
+        logits: int,
+        temperatures: int,
+        top_ps: int,
+        min_ps: int,
+        presences: int,
+        frequencies: int,
+        top_ks: int,
+        seeds: int,
+        positions: int,
+        counts: int,
+        slots: int,
+        mask: int,
+        scratches: int,
+        vocabulary: int,
+        mask_words: int,
+        addressable: int,
+        tokens: int,
+    ) -> None:
+        weights = cuda.shared.array(NUM_BINS, uint64)
+        pieces = cuda.shared.array(_PIECES, uint32)
+        parts = cuda.shared.array(BLOCK, uint64)
+        found = cuda.shared.array(2, uint64)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        tid = int32(cuda.threadIdx.x)
+        row = cuda.blockIdx.y
+        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        temperature, top_p = passes.row_value(temperatures, row), passes.row_value(top_ps, row)
+        best = passes.best_of_row(scratch)
+        mine = uint64(0)
+        if temperature > float32(0.0) and best != uint64(0):
+            largest = values.word_value(best)
+            line, mask_row, counted = passes.row_lines(
+                logits, mask, counts, slots, row, vocabulary, mask_words
+            )
+            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+            end = ptx.load_u64(scratch + uint64(CUTS))
+            if top_p < float32(1.0):
+                nucleus_end = select_word(
+                    scratch + uint64(NUCLEUS_IDS),
+                    int32(ptx.load_u32(scratch + uint64(LENGTHS + 4))),
+                    ptx.load_u64(scratch + uint64(CUTS + 8)),
+                    True,
+                    line,
+                    counted,
+                    once,
+                    each,
+                    largest,
+                    temperature,
+                    pieces,
+                    weights,
+                    parts,
+                    found,
+                )
+                end = max(end, nucleus_end)
+            floor = min(passes.row_value(min_ps, row), float32(1.0))
+            position = passes.row_word(positions, row)
+            seed_low = ptx.load_u32(seeds + uint64(row) * uint64(8))
+            seed_high = ptx.load_u32(seeds + uint64(row) * uint64(8) + uint64(4))
+            first, stop = passes.slice_bounds(addressable)
+            for token in range(first + tid, stop, BLOCK):
+                if values.is_permitted(mask_row, token):
+                    value = values.penalised_logit(line, counted, token, once, each)
+                    word = values.candidate_word(value, token)
+                    score = (value - largest) / temperature
+                    is_kept = word != uint64(0) and short_word(word) >= end
+                    if is_kept and (not floor > float32(0.0) or values.share_of(score) >= floor):
+                        score += values.gumbel_noise(position, token, seed_low, seed_high)
+                        mine = max(mine, values.score_word(score, token))
+        is_last = _publish(scratch, mine, parts)
+        if tid < 32 and cuda.shfl_sync(0xFFFFFFFF, is_last, 0) != 0:
+            _conclude(scratch, best, tokens + uint64(row) * uint64(4))
+
+    params = (*ROW_PARAMS, Param.ADDRESS)
+    return Kernel("choice_draw", draw, params, threads=BLOCK, max_registers=128)

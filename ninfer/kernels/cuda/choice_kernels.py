@@ -1,0 +1,328 @@
+"""The five kernels of a token choice over a large vocabulary, without a sort.
+
+    survey    best candidate and lowest permitted id of each slice; clears the row's scratch
+    weigh     histogram of counts and masses over bins of distance to the largest logit
+    cut       lists the ids of the bin in which top_k ends
+    narrow    selects the k-th candidate in that list; lists the bin in which top_p ends
+    draw      selects the nucleus' last candidate; min_p and noise over what is left; argmax
+
+A row is cut into `SLICES` slices of consecutive ids, one block each; grid (SLICES, rows), block
+(256,). What every block needs of the row (where top_k ends, the total mass) each works out itself,
+from integer sums that do not depend on the order of threads; so a row is the same alone and in any
+batch. Kernels that a row's settings make idle return at once. Traffic: one pass over the logits for
+each active kernel, from L2. Only one list is long, and only when very many logits are nearly equal.
+"""
+
+from functools import cache
+from typing import Any, Final
+
+from numba import cuda, float32, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda import choice_passes as passes
+from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_passes import (
+    BEST,
+    COUNTS,
+    CUTS,
+    LENGTHS,
+    LOWEST,
+    MASSES,
+    NUCLEUS_IDS,
+    ROW_BYTES,
+    TOP_IDS,
+)
+from ninfer.kernels.cuda.choice_selection import (
+    BLOCK,
+    find_place,
+    load_weights,
+)
+from ninfer.kernels.cuda.choice_values import NUM_BINS
+
+MAX_ROWS: Final = 8
+"""Rows of one launch: the scratch memory has room for these."""
+
+_WARPS: Final = BLOCK // 32
+_PIECES: Final = 3 * 1024
+_LOW_BITS: Final = 18  # of a mass; 4096 ids of a slice sum in 32 bits
+
+ROW_PARAMS: Final = (Param.ADDRESS,) * 13 + (Param.I32,) * 3
+"""Operands of every kernel, the same so that a launcher packs them once."""
+
+
+@cache
+def make_survey() -> Kernel:
+    """Best candidate and lowest permitted id of each slice; clears counters and histograms."""
+
+    def survey(
+        logits: int,
+        temperatures: int,
+        top_ps: int,
+        min_ps: int,
+        presences: int,
+        frequencies: int,
+        top_ks: int,
+        seeds: int,
+        positions: int,
+        counts: int,
+        slots: int,
+        mask: int,
+        scratches: int,
+        vocabulary: int,
+        mask_words: int,
+        addressable: int,
+    ) -> None:
+        best = cuda.shared.array(_WARPS, uint64)
+        lowest = cuda.shared.array(_WARPS, uint32)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        tid = int32(cuda.threadIdx.x)
+        row = cuda.blockIdx.y
+        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        passes.clear_scratch(scratch)
+        line, mask_row, counted = passes.row_lines(
+            logits, mask, counts, slots, row, vocabulary, mask_words
+        )
+        once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+        mine, first_id = uint64(0), uint32(0xFFFFFFFF)
+        first, stop = passes.slice_bounds(addressable)
+        for token in range(first + tid, stop, BLOCK):
+            if values.is_permitted(mask_row, token):
+                first_id = min(first_id, uint32(token))
+                value = values.penalised_logit(line, counted, token, once, each)
+                mine = max(mine, values.candidate_word(value, token))
+        mine, first_id = values.warp_best(mine), values.warp_lowest(first_id)
+        if tid & 31 == 0:
+            best[tid >> 5] = mine
+            lowest[tid >> 5] = first_id
+        cuda.syncthreads()
+        if tid == 0:
+            for i in range(1, _WARPS):
+                mine = max(mine, best[i])
+                first_id = min(first_id, lowest[i])
+            at = uint64(cuda.blockIdx.x)
+            ptx.store_u64(scratch + uint64(BEST) + at * uint64(8), mine)
+            ptx.store_u32(scratch + uint64(LOWEST) + at * uint64(4), first_id)
+
+    return Kernel("choice_survey", survey, ROW_PARAMS, threads=BLOCK, max_registers=64)
+
+
+@device_function
+def _add_mass(low: Any, high: Any, place: Any, mass: Any) -> None:
+    """Add a mass to a shared bin, in two parts."""
+    lower = uint32(mass & uint64((1 << _LOW_BITS) - 1))
+    upper = uint32(mass >> uint64(_LOW_BITS))
+    if lower != uint32(0):
+        cuda.atomic.add(low, place, lower)
+    if upper != uint32(0):
+        cuda.atomic.add(high, place, upper)
+
+
+@device_function
+def _flush_bins(scratch: int, number: Any, low: Any, high: Any) -> None:
+    """Add the block's bins to the row's."""
+    for i in range(int32(cuda.threadIdx.x), NUM_BINS, BLOCK):
+        if number[i] != uint32(0):
+            at = uint64(i) * uint64(8)
+            ptx.reduce_add_u64(scratch + uint64(COUNTS) + at, uint64(number[i]))
+            mass = uint64(low[i]) + (uint64(high[i]) << uint64(_LOW_BITS))
+            ptx.reduce_add_u64(scratch + uint64(MASSES) + at, mass)
+
+
+@cache
+def make_weigh() -> Kernel:
+    """Counts and masses of the row's bins; idle without top_k and top_p."""
+
+    def weigh(
+        logits: int,
+        temperatures: int,
+        top_ps: int,
+        min_ps: int,
+        presences: int,
+        frequencies: int,
+        top_ks: int,
+        seeds: int,
+        positions: int,
+        counts: int,
+        slots: int,
+        mask: int,
+        scratches: int,
+        vocabulary: int,
+        mask_words: int,
+        addressable: int,
+    ) -> None:
+        number = cuda.shared.array(NUM_BINS, uint32)
+        low = cuda.shared.array(NUM_BINS, uint32)
+        high = cuda.shared.array(NUM_BINS, uint32)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        tid = int32(cuda.threadIdx.x)
+        row = cuda.blockIdx.y
+        temperature = passes.row_value(temperatures, row)
+        has_top_k = int32(passes.row_word(top_ks, row)) > 0
+        has_top_p = passes.row_value(top_ps, row) < float32(1.0)
+        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        best = passes.best_of_row(scratch)
+        if temperature > float32(0.0) and (has_top_k or has_top_p) and best != uint64(0):
+            for i in range(tid, NUM_BINS, BLOCK):
+                number[i] = uint32(0)
+                low[i] = uint32(0)
+                high[i] = uint32(0)
+            cuda.syncthreads()
+            largest = values.word_value(best)
+            line, mask_row, counted = passes.row_lines(
+                logits, mask, counts, slots, row, vocabulary, mask_words
+            )
+            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+            first, stop = passes.slice_bounds(addressable)
+            for token in range(first + tid, stop, BLOCK):
+                if values.is_permitted(mask_row, token):
+                    value = values.penalised_logit(line, counted, token, once, each)
+                    if values.candidate_word(value, token) != uint64(0):
+                        place = values.bin_of(value, largest)
+                        cuda.atomic.add(number, place, uint32(1))
+                        _add_mass(low, high, place, values.mass_of(value, largest, temperature))
+            cuda.syncthreads()
+            _flush_bins(scratch, number, low, high)
+
+    return Kernel("choice_weigh", weigh, ROW_PARAMS, threads=BLOCK, max_registers=64)
+
+
+@cache
+def make_cut() -> Kernel:
+    """Ids of the bin in which top_k ends; idle without top_k."""
+
+    def cut(
+        logits: int,
+        temperatures: int,
+        top_ps: int,
+        min_ps: int,
+        presences: int,
+        frequencies: int,
+        top_ks: int,
+        seeds: int,
+        positions: int,
+        counts: int,
+        slots: int,
+        mask: int,
+        scratches: int,
+        vocabulary: int,
+        mask_words: int,
+        addressable: int,
+    ) -> None:
+        weights = cuda.shared.array(NUM_BINS, uint64)
+        parts = cuda.shared.array(BLOCK, uint64)
+        found = cuda.shared.array(2, uint64)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        row = cuda.blockIdx.y
+        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        top_k = int32(passes.row_word(top_ks, row))
+        best = passes.best_of_row(scratch)
+        is_sampled = passes.row_value(temperatures, row) > float32(0.0)
+        if is_sampled and top_k > 0 and best != uint64(0):
+            load_weights(scratch + uint64(COUNTS), weights)
+            last_bin, _ = find_place(weights, NUM_BINS, uint64(top_k), parts, found)
+            if last_bin < int32(NUM_BINS):
+                line, mask_row, counted = passes.row_lines(
+                    logits, mask, counts, slots, row, vocabulary, mask_words
+                )
+                passes.list_bin(
+                    line,
+                    mask_row,
+                    counted,
+                    passes.row_value(presences, row),
+                    passes.row_value(frequencies, row),
+                    addressable,
+                    values.word_value(best),
+                    uint64(0),
+                    last_bin,
+                    scratch + uint64(LENGTHS),
+                    scratch + uint64(TOP_IDS),
+                )
+
+    return Kernel("choice_cut", cut, ROW_PARAMS, threads=BLOCK, max_registers=64)
+
+
+@cache
+def make_narrow() -> Kernel:
+    """Where top_k ends, exactly; then the ids of the bin in which top_p ends."""
+
+    def narrow(
+        logits: int,
+        temperatures: int,
+        top_ps: int,
+        min_ps: int,
+        presences: int,
+        frequencies: int,
+        top_ks: int,
+        seeds: int,
+        positions: int,
+        counts: int,
+        slots: int,
+        mask: int,
+        scratches: int,
+        vocabulary: int,
+        mask_words: int,
+        addressable: int,
+    ) -> None:
+        weights = cuda.shared.array(NUM_BINS, uint64)
+        pieces = cuda.shared.array(_PIECES, uint32)
+        parts = cuda.shared.array(BLOCK, uint64)
+        found = cuda.shared.array(2, uint64)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        row = cuda.blockIdx.y
+        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        top_k = int32(passes.row_word(top_ks, row))
+        top_p = passes.row_value(top_ps, row)
+        temperature = passes.row_value(temperatures, row)
+        best = passes.best_of_row(scratch)
+        has_top_p = top_p < float32(1.0)
+        is_writer = cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0
+        is_needed = has_top_p or (top_k > 0 and cuda.blockIdx.x == 0)
+        if temperature > float32(0.0) and best != uint64(0) and is_needed:
+            largest = values.word_value(best)
+            line, mask_row, counted = passes.row_lines(
+                logits, mask, counts, slots, row, vocabulary, mask_words
+            )
+            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+            last_bin, end, kept = passes.end_of_top(
+                scratch,
+                top_k,
+                line,
+                counted,
+                once,
+                each,
+                largest,
+                temperature,
+                pieces,
+                weights,
+                parts,
+                found,
+            )
+            if is_writer:
+                ptx.store_u64(scratch + uint64(CUTS), end)
+            if has_top_p:
+                nucleus_bin, left = passes.bin_of_nucleus(
+                    scratch, top_p, last_bin, kept, weights, parts, found
+                )
+                if is_writer:
+                    ptx.store_u64(scratch + uint64(CUTS + 8), left)
+                passes.list_bin(
+                    line,
+                    mask_row,
+                    counted,
+                    once,
+                    each,
+                    addressable,
+                    largest,
+                    end,
+                    nucleus_bin,
+                    scratch + uint64(LENGTHS + 4),
+                    scratch + uint64(NUCLEUS_IDS),
+                )
+
+    return Kernel("choice_narrow", narrow, ROW_PARAMS, threads=BLOCK, max_registers=128)

@@ -1,0 +1,233 @@
+"""Parts of the kernels of a token choice: the row's scratch, its slices, and passes over them.
+
+A row is cut into `SLICES` slices of consecutive ids, one block each. The scratch of a row holds
+what one kernel leaves for the next. Every function is called by all threads of a block.
+"""
+
+from typing import Any, Final
+
+from numba import cuda, float64, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_selection import (
+    BLOCK,
+    MAX_IDS,
+    block_total,
+    find_place,
+    load_weights,
+    select_word,
+    short_word,
+)
+from ninfer.kernels.cuda.choice_values import NUM_BINS
+
+SLICES: Final = 64
+# Scratch of one row, in bytes.
+BEST: Final = 0  # u64 [SLICES]
+LOWEST: Final = 512  # u32 [SLICES]
+DRAWN: Final = 768  # u64 [SLICES]
+LENGTHS: Final = 1280  # u32: top_k list, top_p list, arrivals
+CUTS: Final = 1296  # u64: short word where top_k ends, mass left for top_p
+COUNTS: Final = 2048  # u64 [NUM_BINS]
+MASSES: Final = COUNTS + 8 * NUM_BINS  # u64 [NUM_BINS]
+TOP_IDS: Final = MASSES + 8 * NUM_BINS  # u32 [MAX_IDS]
+NUCLEUS_IDS: Final = TOP_IDS + 4 * MAX_IDS  # u32 [MAX_IDS]
+ROW_BYTES: Final = NUCLEUS_IDS + 4 * MAX_IDS
+
+
+Address = Any
+Shared = Any
+
+
+@device_function
+def slice_bounds(addressable: Any) -> Any:
+    """First id of the block's slice and the end of it."""
+    span = (int32(addressable) + int32(SLICES - 1)) // int32(SLICES)
+    first = int32(cuda.blockIdx.x) * int32(span)
+    return int32(first), min(int32(first + span), int32(addressable))
+
+
+@device_function
+def row_word(table: Address, row: Any) -> Any:
+    """Entry of a u32 or i32 table of rows."""
+    return ptx.load_u32(table + uint64(row) * uint64(4))
+
+
+@device_function
+def row_value(table: Address, row: Any) -> Any:
+    """Entry of an f32 table of rows."""
+    return ptx.load_f32(table + uint64(row) * uint64(4))
+
+
+@device_function
+def row_lines(
+    logits: Address,
+    mask: Address,
+    counts: Address,
+    slots: Address,
+    row: Any,
+    vocabulary: Any,
+    mask_words: Any,
+) -> Any:
+    """Addresses of a row's logits, mask and counts."""
+    line = logits + uint64(row) * uint64(vocabulary) * uint64(4)
+    mask_row = mask + uint64(row) * uint64(mask_words) * uint64(4)
+    counted = counts + uint64(row_word(slots, row)) * uint64(vocabulary) * uint64(4)
+    return line, mask_row, counted
+
+
+@device_function
+def best_of_row(scratch: Address) -> Any:
+    """Best candidate of the row, from its slices; every warp works it out."""
+    lane = uint64(cuda.threadIdx.x & 31)
+    first = ptx.load_u64(scratch + uint64(BEST) + lane * uint64(8))
+    second = ptx.load_u64(scratch + uint64(BEST) + (lane + uint64(32)) * uint64(8))
+    return values.warp_best(max(first, second))
+
+
+@device_function
+def lowest_of_row(scratch: Address) -> Any:
+    """Lowest permitted id of the row, all ones when there is none."""
+    lane = uint64(cuda.threadIdx.x & 31)
+    first = ptx.load_u32(scratch + uint64(LOWEST) + lane * uint64(4))
+    second = ptx.load_u32(scratch + uint64(LOWEST) + (lane + uint64(32)) * uint64(4))
+    return values.warp_lowest(min(first, second))
+
+
+@device_function
+def clear_scratch(scratch: Address) -> None:
+    """Zero the block's share of the histograms, and the counters."""
+    tid = int32(cuda.threadIdx.x)
+    if tid < int32(NUM_BINS // SLICES):
+        bin_index = uint64(cuda.blockIdx.x) * uint64(NUM_BINS // SLICES) + uint64(tid)
+        ptx.store_u64(scratch + uint64(COUNTS) + bin_index * uint64(8), uint64(0))
+        ptx.store_u64(scratch + uint64(MASSES) + bin_index * uint64(8), uint64(0))
+    if cuda.blockIdx.x == 0 and tid < 3:
+        ptx.store_u32(scratch + uint64(LENGTHS) + uint64(tid) * uint64(4), uint32(0))
+        if tid < 2:
+            ptx.store_u64(scratch + uint64(CUTS) + uint64(tid) * uint64(8), uint64(0))
+
+
+@device_function
+def append_id(is_wanted: Any, token: Any, length: Address, ids: Address) -> None:
+    """Append the wanted ids of a warp to a list; all lanes take part."""
+    votes = uint32(cuda.ballot_sync(0xFFFFFFFF, is_wanted))
+    lane = uint32(cuda.threadIdx.x & 31)
+    start = int32(0)
+    if lane == uint32(0) and votes != uint32(0):
+        start = int32(ptx.fetch_add_u32(length, uint32(cuda.popc(votes))))
+    start = int32(cuda.shfl_sync(0xFFFFFFFF, start, 0))
+    if is_wanted:
+        before = votes & ((uint32(1) << lane) - uint32(1))
+        place = uint64(start) + uint64(cuda.popc(before))
+        ptx.store_u32(ids + place * uint64(4), uint32(token))
+
+
+@device_function
+def list_bin(
+    line: Address,
+    mask_row: Address,
+    counted: Address,
+    once: Any,
+    each: Any,
+    addressable: Any,
+    largest: Any,
+    end: Any,
+    wanted_bin: Any,
+    length: Address,
+    ids: Address,
+) -> None:
+    """List the slice's candidates that lie in a bin and not behind ``end``."""
+    tid = int32(cuda.threadIdx.x)
+    first, stop = slice_bounds(addressable)
+    for start in range(first, stop, BLOCK):
+        token = int32(start) + tid
+        is_wanted = False
+        if token < stop and values.is_permitted(mask_row, token):
+            value = values.penalised_logit(line, counted, token, once, each)
+            word = values.candidate_word(value, token)
+            if word != uint64(0) and short_word(word) >= end:
+                is_wanted = values.bin_of(value, largest) == wanted_bin
+        append_id(is_wanted, token, length, ids)
+
+
+@device_function
+def end_of_top(
+    scratch: Address,
+    top_k: Any,
+    line: Address,
+    counted: Address,
+    once: Any,
+    each: Any,
+    largest: Any,
+    temperature: Any,
+    pieces: Shared,
+    weights: Shared,
+    parts: Shared,
+    found: Shared,
+) -> Any:
+    """Bin and short word in which top_k ends, and the mass it keeps of that bin.
+
+    Without top_k, or with fewer candidates, the bin is `NUM_BINS` and the word 0.
+    """
+    last_bin, end, kept = int32(NUM_BINS), uint64(0), uint64(0)
+    if top_k > 0:
+        load_weights(scratch + uint64(COUNTS), weights)
+        last_bin, before = find_place(weights, NUM_BINS, uint64(top_k), parts, found)
+        if last_bin < int32(NUM_BINS):
+            ids = scratch + uint64(TOP_IDS)
+            num_ids = int32(ptx.load_u32(scratch + uint64(LENGTHS)))
+            end = select_word(
+                ids,
+                num_ids,
+                uint64(top_k) - before,
+                False,
+                line,
+                counted,
+                once,
+                each,
+                largest,
+                temperature,
+                pieces,
+                weights,
+                parts,
+                found,
+            )
+            for i in range(int32(cuda.threadIdx.x), num_ids, BLOCK):
+                token = ptx.load_u32(ids + uint64(i) * uint64(4))
+                value = values.penalised_logit(line, counted, token, once, each)
+                if short_word(values.candidate_word(value, token)) >= end:
+                    kept += values.mass_of(value, largest, temperature)
+            kept = block_total(kept, parts)
+    return last_bin, end, kept
+
+
+@device_function
+def bin_of_nucleus(
+    scratch: Address,
+    top_p: Any,
+    last_bin: Any,
+    kept: Any,
+    weights: Shared,
+    parts: Shared,
+    found: Shared,
+) -> Any:
+    """Bin in which top_p ends, and the mass that is left to reach in it."""
+    tid = int32(cuda.threadIdx.x)
+    cuda.syncthreads()
+    load_weights(scratch + uint64(MASSES), weights)
+    total = uint64(0)
+    for i in range(tid, NUM_BINS, BLOCK):
+        if i == last_bin:
+            weights[i] = kept
+        elif i > last_bin:
+            weights[i] = uint64(0)
+        total += weights[i]
+    total = block_total(total, parts)
+    share = float64(total) * float64(top_p)
+    target = uint64(1)
+    if share > float64(1.0):
+        target = uint64(ptx.ceiling_f64(share))
+    place, before = find_place(weights, NUM_BINS, target, parts, found)
+    return int32(place), target - before

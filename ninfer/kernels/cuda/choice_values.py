@@ -1,0 +1,150 @@
+"""Numbers of token choice on CUDA: penalised logits, their order, masses and noise.
+
+A candidate is one 64-bit word: the order-preserving bits of its penalised logit above the inverted
+id, so that the larger word is the better candidate and equal logits prefer the lower id; 0 is no
+candidate. Its mass, exp((l - largest) / temperature), is a fixed-point integer in units of 2^-36:
+sums over any order of threads have the same bits. Arithmetic is f32 from the logits on.
+"""
+
+import math
+from typing import Any, Final
+
+from numba import float32, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.device_functions import from_lane_xor_u32, from_lane_xor_u64
+
+LARGEST_F32: Final = 3.4028234663852886e38
+MASS_ONE: Final = float(1 << 36)
+FINE_BINS: Final = 1024  # one 64th of a logit each, 16 logits below the largest
+NUM_BINS: Final = 2048  # the others are one 16th of a logit each; the last takes the rest
+
+Address = Any
+
+
+@device_function
+def is_permitted(mask: Address, token: Any) -> Any:
+    """Whether the mask row permits an id."""
+    word = ptx.load_u32(mask + uint64(uint32(token) >> uint32(5)) * uint64(4))
+    return (word >> (uint32(token) & uint32(31))) & uint32(1) != uint32(0)
+
+
+@device_function
+def penalised_logit(logits: Address, counts: Address, token: Any, once: Any, each: Any) -> Any:
+    """Penalised logit of an id; -inf when it leaves the distribution."""
+    value = ptx.load_f32(logits + uint64(token) * uint64(4))
+    if not value > float32(-math.inf):  # not a number, or -inf
+        return float32(-math.inf)
+    value = min(value, float32(LARGEST_F32)) + float32(0.0)  # turns -0 into 0
+    if once != float32(0.0) or each != float32(0.0):
+        count = ptx.load_i32(counts + uint64(token) * uint64(4))
+        if count > 0:
+            value -= once + each * float32(count)
+    return value
+
+
+@device_function
+def candidate_word(value: Any, token: Any) -> Any:
+    """Word of a penalised logit and its id; 0 for -inf."""
+    if not value > float32(-math.inf):
+        return uint64(0)
+    bits = ptx.bits_of_f32(value)
+    if bits >> uint32(31) != uint32(0):
+        bits = ~bits
+    else:
+        bits = bits | uint32(0x80000000)
+    return (uint64(bits) << uint64(32)) | uint64(~uint32(token))
+
+
+@device_function
+def word_value(word: Any) -> Any:
+    """Penalised logit of a candidate."""
+    bits = uint32(word >> uint64(32))
+    if bits >> uint32(31) != uint32(0):
+        bits = bits & uint32(0x7FFFFFFF)
+    else:
+        bits = ~bits
+    return ptx.f32_of_bits(bits)
+
+
+@device_function
+def word_token(word: Any) -> Any:
+    """Id of a candidate."""
+    return ~uint32(word & uint64(0xFFFFFFFF))
+
+
+@device_function
+def mass_of(value: Any, largest: Any, temperature: Any) -> Any:
+    """Fixed-point mass of a penalised logit, at most 2^36."""
+    share = math.exp((value - largest) / temperature)
+    return ptx.nearest_u64(share * float32(MASS_ONE))
+
+
+@device_function
+def bin_of(value: Any, largest: Any) -> Any:
+    """Bin of a penalised logit; better candidates lie in lower bins."""
+    distance = largest - value
+    index = int32(NUM_BINS - 1)
+    if distance < float32(16.0):
+        index = int32(distance * float32(64.0))
+    elif distance < float32(79.0):
+        index = int32(FINE_BINS) + int32((distance - float32(16.0)) * float32(16.0))
+    return index
+
+
+@device_function
+def gumbel_noise(position: Any, token: Any, seed_low: Any, seed_high: Any) -> Any:
+    """Noise of an id: -log(-log u), u from word 0 of Philox4x32-10."""
+    c0, c1, c2, c3 = uint32(position), uint32(token), uint32(0), uint32(0)
+    k0, k1 = uint32(seed_low), uint32(seed_high)
+    for _ in range(10):
+        h0, l0 = ptx.multiply_high(uint32(0xD2511F53), c0), uint32(0xD2511F53) * c0
+        h1, l1 = ptx.multiply_high(uint32(0xCD9E8D57), c2), uint32(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            uint32(h1 ^ c1 ^ k0),
+            uint32(l1),
+            uint32(h0 ^ c3 ^ k1),
+            uint32(l0),
+        )
+        k0 = uint32(k0 + uint32(0x9E3779B9))
+        k1 = uint32(k1 + uint32(0xBB67AE85))
+    u = (float32(c0 >> uint32(9)) + float32(0.5)) * float32(2.0**-23)
+    return -math.log(-math.log(u))
+
+
+@device_function
+def score_word(score: Any, token: Any) -> Any:
+    """Word of a score and its id, ordered like candidates; never 0, not even for -inf."""
+    bits = ptx.bits_of_f32(score + float32(0.0))
+    if bits >> uint32(31) != uint32(0):
+        bits = ~bits
+    else:
+        bits = bits | uint32(0x80000000)
+    return (uint64(bits) << uint64(32)) | uint64(~uint32(token))
+
+
+@device_function
+def share_of(score: Any) -> Any:
+    """Probability relative to the best candidate's."""
+    return math.exp(score)
+
+
+@device_function
+def warp_best(word: Any) -> Any:
+    """Largest of the 32 lanes' u64 words."""
+    word = max(word, from_lane_xor_u64(word, 16))
+    word = max(word, from_lane_xor_u64(word, 8))
+    word = max(word, from_lane_xor_u64(word, 4))
+    word = max(word, from_lane_xor_u64(word, 2))
+    return max(word, from_lane_xor_u64(word, 1))
+
+
+@device_function
+def warp_lowest(value: Any) -> Any:
+    """Smallest of the 32 lanes' u32 values."""
+    value = min(value, from_lane_xor_u32(value, 16))
+    value = min(value, from_lane_xor_u32(value, 8))
+    value = min(value, from_lane_xor_u32(value, 4))
+    value = min(value, from_lane_xor_u32(value, 2))
+    return min(value, from_lane_xor_u32(value, 1))

@@ -1,0 +1,73 @@
+"""What launchers share: the shapes kernels are declared for, and operands as kernel arguments.
+
+Launchers compute a grid and enqueue; they allocate nothing and read nothing back. Knows no kernel.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ninfer.kernels.cuda.fragments import fragment_bytes, padded_width
+from ninfer.tensor import LinearInput
+
+WARP: Final = 32
+"""Threads of a warp."""
+
+MAX_THREADS: Final = 1024
+"""Threads of a block, on every target."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShapes:
+    """Dimensions of one model, as far as kernels are specialised on them.
+
+    Attributes:
+        hidden: width of the residual stream.
+        num_heads, num_kv_heads, head_dim, rotary_dim: full attention.
+        rope_theta, mrope_section: rotary embedding.
+        num_key_heads, num_value_heads, key_dim, value_dim: Gated DeltaNet.
+        intermediate: width of the dense MLP; 0 for a mixture.
+        num_experts, experts_per_token, expert_width, shared_width: mixture; 0 for a dense MLP.
+    """
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    mrope_section: tuple[int, int, int]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    intermediate: int
+    num_experts: int
+    experts_per_token: int
+    expert_width: int
+    shared_width: int
+
+
+class BlockParts(NamedTuple):
+    """A linear input as kernel arguments.
+
+    Attributes:
+        base: address of the bf16 part.
+        sums: address of the group sums.
+        padded: padded width.
+    """
+
+    base: int
+    sums: int
+    padded: int
+
+
+def block_parts(block: LinearInput) -> BlockParts:
+    """Return the addresses of a linear input's parts."""
+    base = block.storage.address
+    split = fragment_bytes(block.num_columns, block.width)
+    return BlockParts(base, base + split, padded_width(block.width))
+
+
+def blocks_for(items: int, threads: int) -> int:
+    """Blocks that give each item a thread."""
+    return -(-items // threads)
