@@ -57,6 +57,24 @@ def write_docs(session: nox.Session) -> None:
 
 
 @nox.session
+def compile_kernels(session: nox.Session) -> None:
+    """Compile every kernel of every registered model for sm_90; spills and budgets fail."""
+    session.run(PYTHON, "-m", "ninfer", "compile", "--all", "--target", "sm_90")
+
+
+@nox.session
+def compile_all(session: nox.Session) -> None:
+    """Compile every kernel of every registered model for every target."""
+    session.run(PYTHON, "-m", "ninfer", "compile", "--all", "--every-target")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Tests that need a CUDA device."""
+    session.run(PYTHON, "-m", "pytest", "-q", "-m", "gpu", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks of the host device."""
     session.run(PYTHON, "-m", "benchmarks", *session.posargs)
@@ -69,5 +87,6 @@ def check(session: nox.Session) -> None:
     types(session)
     layers(session)
     docs(session)
+    compile_kernels(session)
     if "--without-tests" not in session.posargs:
         session.run(PYTHON, "-m", "pytest", "-q")

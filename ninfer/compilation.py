@@ -1,5 +1,213 @@
-"""Compile every kernel of registered models ahead of time, on any machine.
+"""Compile the kernels of registered models ahead of time, on any machine.
 
-Maps model geometries to what kernels are specialised on, asks the kernel table which kernels that
-means, and fills the cache. Needs no device and no artifact.
+Maps model dimensions to what kernels are specialised on, asks the kernel table which kernels that
+means, and fills the cache. Needs no device and no artifact, but the compiler, which is an optional
+dependency: importing this module without it fails.
 """
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import ninfer.kernels.cuda as table
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.module import TARGETS, KernelCache, complaints, default_folder
+from ninfer.errors import ConfigurationError
+from ninfer.kernels.cuda.launch import KernelShapes
+from ninfer.models.package import Geometry, MoeGeometry
+from ninfer.models.registry import lookup, model_ids
+
+DEFAULT_TARGET: Final = "sm_90"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One compiled kernel.
+
+    Attributes:
+        kernel: its stable name.
+        target: what it was compiled for.
+        registers: of each thread.
+        spilled_bytes: stores and loads of spilled registers.
+        local_bytes: local memory of each thread.
+        shared_bytes: static and dynamic shared memory of a block.
+        complaints: why it must not be shipped; empty when it may.
+    """
+
+    kernel: str
+    target: str
+    registers: int
+    spilled_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    complaints: tuple[str, ...]
+
+
+def _dense_shapes(
+    hidden: int, intermediate: int, num_heads: int, num_kv_heads: int, num_value_heads: int
+) -> KernelShapes:
+    """Shapes of a small published checkpoint (model contract 1.2)."""
+    return KernelShapes(
+        hidden=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=256,
+        rotary_dim=64,
+        rope_theta=1e7,
+        mrope_section=(11, 11, 10),
+        num_key_heads=16,
+        num_value_heads=num_value_heads,
+        key_dim=128,
+        value_dim=128,
+        intermediate=intermediate,
+        num_experts=0,
+        experts_per_token=0,
+        expert_width=0,
+        shared_width=0,
+    )
+
+
+_TINY_DENSE: Final = KernelShapes(
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rotary_dim=16,
+    rope_theta=1e7,
+    mrope_section=(3, 3, 2),
+    num_key_heads=2,
+    num_value_heads=4,
+    key_dim=32,
+    value_dim=32,
+    intermediate=160,
+    num_experts=0,
+    experts_per_token=0,
+    expert_width=0,
+    shared_width=0,
+)
+
+# Models whose geometry travels in their artifact; the tiny ones as the tests make them.
+_TRAVELLING: Final = {
+    "qwen3.5-0.8b": _dense_shapes(1024, 3584, 8, 2, 16),
+    "qwen3.5-2b": _dense_shapes(2048, 6144, 8, 2, 16),
+    "qwen3.5-4b": _dense_shapes(2560, 9216, 16, 4, 32),
+    "qwen3.5-9b": _dense_shapes(4096, 12288, 16, 4, 32),
+    "tiny-dense": _TINY_DENSE,
+    "tiny-moe": replace(
+        _TINY_DENSE,
+        num_kv_heads=1,
+        intermediate=0,
+        num_experts=8,
+        experts_per_token=2,
+        expert_width=32,
+        shared_width=32,
+    ),
+}
+
+
+def compile_kernels(
+    models: Sequence[str] | None,
+    targets: Sequence[str] = (DEFAULT_TARGET,),
+    *,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[KernelReport, ...]:
+    """Bring every kernel of some models into the cache.
+
+    Args:
+        models: identities; None takes every registered model.
+        targets: what to compile for.
+        folder: of the cache; the user's when None.
+        progress: told (kernels done, kernels in all).
+
+    Raises:
+        ConfigurationError: an identity or a target is unknown.
+        InvariantError: a kernel does not compile.
+    """
+    unknown = [name for name in targets if name not in TARGETS]
+    if unknown:
+        raise ConfigurationError(
+            f"target is {unknown[0][:64]!r}; allowed is {', '.join(TARGETS)}", field="target"
+        )
+    kernels = declared_kernels(models)
+    cache = KernelCache(folder or default_folder())
+    reports = []
+    total = len(kernels) * len(targets)
+    for target in targets:
+        for kernel in kernels:
+            figures = cache.compiled(kernel, target).figures
+            reports.append(
+                KernelReport(
+                    kernel.name,
+                    target,
+                    figures.registers,
+                    figures.spilled_bytes,
+                    figures.local_bytes,
+                    figures.shared_bytes + kernel.dynamic_shared_bytes,
+                    tuple(complaints(kernel, figures)),
+                )
+            )
+            if progress is not None:
+                progress(len(reports), total)
+    return tuple(reports)
+
+
+def declared_kernels(models: Sequence[str] | None = None) -> tuple[Kernel, ...]:
+    """Kernels of some models, each once, in a stable order.
+
+    Raises:
+        ConfigurationError: an identity is not registered.
+    """
+    kernels: dict[str, Kernel] = {}
+    for model_id in model_ids() if models is None else models:
+        shapes = kernel_shapes(model_id)
+        for family in table.__all__:
+            module: ModuleType = getattr(table, family)
+            for kernel in module.declared(shapes):
+                kernels.setdefault(kernel.name, kernel)
+    return tuple(kernels[name] for name in sorted(kernels))
+
+
+def kernel_shapes(model_id: str) -> KernelShapes:
+    """What kernels of a model are specialised on.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
+    try:
+        package = lookup(model_id)
+    except KeyError as error:
+        raise ConfigurationError(
+            f"model is {model_id[:64]!r}; registered are {', '.join(model_ids())}", field="model-id"
+        ) from error
+    if package.geometry is not None:
+        return shapes_of(package.geometry)
+    return _TRAVELLING[model_id]
+
+
+def shapes_of(geometry: Geometry) -> KernelShapes:
+    """What kernels of a geometry are specialised on."""
+    attention, mixer, mlp = geometry.attention, geometry.gated_delta, geometry.mlp
+    moe = mlp if isinstance(mlp, MoeGeometry) else None
+    return KernelShapes(
+        hidden=geometry.hidden,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        rotary_dim=attention.rotary_dim,
+        rope_theta=attention.rope_theta,
+        mrope_section=attention.mrope_section,
+        num_key_heads=mixer.num_key_heads,
+        num_value_heads=mixer.num_value_heads,
+        key_dim=mixer.key_dim,
+        value_dim=mixer.value_dim,
+        intermediate=0 if isinstance(mlp, MoeGeometry) else mlp.intermediate,
+        num_experts=moe.num_experts if moe else 0,
+        experts_per_token=moe.experts_per_token if moe else 0,
+        expert_width=moe.expert_width if moe else 0,
+        shared_width=moe.shared_width if moe else 0,
+    )

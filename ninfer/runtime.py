@@ -384,10 +384,30 @@ def open_device(name: str) -> Device:
         ConfigurationError: it is none of these.
         DeviceUnavailable: there is no such device.
     """
-    if name in ("auto", "host"):
+    if name == "host":
         return HostDevice()
+    if name == "auto":
+        try:
+            return _open_cuda(0)
+        except DeviceUnavailable:
+            return HostDevice()
     if not (name.isascii() and name.isdigit()):
         raise ConfigurationError(
             f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"
         )
-    raise DeviceUnavailable(f"device {name}: this build has no CUDA device; use --device host")
+    return _open_cuda(int(name))
+
+
+def _open_cuda(ordinal: int) -> Device:
+    """Open a CUDA device; its code is an optional dependency, loaded when one is asked for.
+
+    Raises:
+        DeviceUnavailable: there is no such device, or its dependencies are not installed.
+    """
+    try:
+        from ninfer.cuda.device import CudaDevice
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"device {ordinal}: {error}; install ninfer[cuda] or use --device host"
+        ) from error
+    return CudaDevice(ordinal)

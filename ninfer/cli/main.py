@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from ninfer.cli import bench, chat, convert, generate, inspect, score, serve, tokenize
+from ninfer.cli import bench, chat, compile, convert, generate, inspect, score, serve, tokenize
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
@@ -64,6 +64,13 @@ COMMANDS = (
         "ninfer convert Qwen3.5-0.8B qwen3.5-0.8b.ninfer",
         convert.add_arguments,
         convert.run,
+    ),
+    Command(
+        "compile",
+        "compile CUDA kernels ahead of time; opens no device",
+        "ninfer compile --model-id qwen3.6-27b --target sm_90",
+        compile.add_arguments,
+        compile.run,
     ),
     Command(
         "bench",

@@ -33,9 +33,16 @@ def make_context(device: Device, stream: Stream) -> OpContext:
     Raises:
         DeviceUnavailable: there is no table for this kind of device.
     """
+    table: ModuleType
     match device.kind:
         case "host":
-            import ninfer.kernels.host as table  # the deliberate lazy import
+            import ninfer.kernels.host as host_kernels  # the deliberate lazy import
+
+            table = host_kernels
+        case "cuda":
+            import ninfer.kernels.cuda as cuda_kernels
+
+            table = cuda_kernels
         case kind:
             raise DeviceUnavailable(f"no kernels for a device of kind {kind!r}")
     return OpContext(device, stream, table)

@@ -1,6 +1,8 @@
 """Sizes of linear operands on CUDA; their orders are `fragments` and `weight_layout`."""
 
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import fragments
+from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.tensor import TensorFormat
 
@@ -13,3 +15,8 @@ def input_bytes(num_columns: int, width: int) -> int:
 def resident_bytes(format: TensorFormat, num_rows: int, num_columns: int) -> int:
     """Bytes of a whole matrix in device residency."""
     return WeightLayout(format, num_rows, num_columns).nbytes
+
+
+def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
+    """Kernels a model needs: sizes need none."""
+    return ()

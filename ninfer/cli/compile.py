@@ -1,0 +1,61 @@
+"""``ninfer compile``: compile CUDA kernels into the cache, ahead of the first start.
+
+Opens no device. The report says what each kernel costs; a kernel that spills or exceeds its
+declared registers makes the command fail.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.errors import DeviceUnavailable
+
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument(
+        "--model-id", action="append", metavar="ID", help="registered model; repeatable"
+    )
+    models.add_argument("--all", action="store_true", help="every registered model")
+    targets = parser.add_mutually_exclusive_group()
+    targets.add_argument(
+        "--target",
+        action="append",
+        choices=TARGETS,
+        help="device generation; repeatable; default sm_90",
+    )
+    targets.add_argument("--every-target", action="store_true", help="all of them")
+    parser.add_argument("--report", metavar="FILE", help="write a JSON report")
+    parser.add_argument("--output", metavar="DIR", help="folder instead of the user's cache")
+
+
+def run(options: argparse.Namespace, console: Console) -> ExitCode:
+    """Compile, print one line a kernel, and fail when one of them must not be shipped."""
+    try:
+        from ninfer.compilation import compile_kernels  # loads the compiler, an optional extra
+    except ImportError as error:
+        raise DeviceUnavailable(f"no kernel compiler: {error}; install ninfer[cuda]") from error
+    reports = compile_kernels(
+        None if options.all else options.model_id,
+        TARGETS if options.every_target else tuple(options.target or ("sm_90",)),
+        folder=None if options.output is None else Path(options.output),
+        progress=lambda done, total: console.progress("compiling", done, total, unit="kernel"),
+    )
+    if options.report is not None:
+        document = {"kernels": [asdict(report) for report in reports]}
+        Path(options.report).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for report in reports:
+        print(
+            f"{report.kernel:44} {report.target:7} {report.registers:4} registers "
+            f"{report.spilled_bytes:5} B spilled {report.shared_bytes:7} B shared"
+        )
+    complaints = [text for report in reports for text in report.complaints]
+    for text in complaints:
+        console.note(f"error: {text}")
+    return ExitCode.FAILED if complaints else ExitCode.DONE
