@@ -154,3 +154,70 @@ mma_bf16 = define(
     [_F32] * 4,
     [_U32] * 6 + [_F32] * 4,
 )
+
+# Numbers with a rounding of their own: never contracted, so that two kernels agree bit for bit.
+fused_multiply_add = define("fma.rn.f32 $0, $1, $2, $3;", [_F32], [_F32] * 3)
+multiply_f32 = define("mul.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
+add_f32 = define("add.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
+power_of_two = define("ex2.approx.ftz.f32 $0, $1;", [_F32], [_F32])
+multiply_add_bf16x2 = define("fma.rn.bf16x2 $0, $1, $2, $3;", [_U32], [_U32] * 3)
+
+# Shared memory by 32-bit addresses.
+shared_u32x4 = define("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", [_U32] * 4, [_U32], is_ordered=True)
+shared_u32 = define("ld.shared.u32 $0, [$1];", [_U32], [_U32], is_ordered=True)
+shared_u16 = define("ld.shared.u16 $0, [$1];", [_U32], [_U32], is_ordered=True)
+shared_f32 = define("ld.shared.f32 $0, [$1];", [_F32], [_U32], is_ordered=True)
+shared_f32x2 = define("ld.shared.v2.f32 {$0,$1}, [$2];", [_F32] * 2, [_U32], is_ordered=True)
+shared_f32x4 = define("ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", [_F32] * 4, [_U32], is_ordered=True)
+put_shared_f32 = define("st.shared.f32 [$0], $1;", [], [_U32, _F32], is_ordered=True)
+put_shared_f32x2 = define(
+    "st.shared.v2.f32 [$0], {$1,$2};", [], [_U32, _F32, _F32], is_ordered=True
+)
+put_shared_u32x4 = define("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U32] * 5, is_ordered=True)
+
+# Asynchronous copies of 16 (or 8, 4) bytes: global memory to shared; of a size of 0 nothing is
+# read and zeros are written.
+copy_async_16 = define(
+    "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;",
+    [],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
+copy_async_8 = define(
+    "cp.async.ca.shared.global [$0], [$1], 8, $2;", [], [_U32, _U64, _U32], is_ordered=True
+)
+copy_async_4 = define(
+    "cp.async.ca.shared.global [$0], [$1], 4, $2;", [], [_U32, _U64, _U32], is_ordered=True
+)
+close_copies = define("cp.async.commit_group;", [], [], is_ordered=True)
+wait_copies_0 = define("cp.async.wait_group 0;", [], [], is_ordered=True)
+wait_copies_1 = define("cp.async.wait_group 1;", [], [], is_ordered=True)
+wait_copies_2 = define("cp.async.wait_group 2;", [], [], is_ordered=True)
+
+# Four 8x8 matrices of sixteen-bit elements; each lane gives the address of one row.
+load_matrices = define(
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];",
+    [_U32] * 4,
+    [_U32],
+    is_ordered=True,
+)
+load_matrices_transposed = define(
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];",
+    [_U32] * 4,
+    [_U32],
+    is_ordered=True,
+)
+
+
+@intrinsic
+def shared_address(context: Any, array: Any) -> Any:
+    """Address of a shared array as the 32-bit number that shared instructions take."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, values[0])
+        pointer = builder.ptrtoint(made.data, ir.IntType(64))
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)])
+        text = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
+        return builder.call(ir.InlineAsm(kind, text, "=r,l"), [pointer])
+
+    return _U32(array), generate
