@@ -316,15 +316,13 @@ class EngineCore:
 
     def _finish_boundary(self) -> Boundary:
         self._observe_free()
-        is_empty = self._book.is_empty and self._intake.num_unseen == 0
-        if is_empty and self._intake.state is EngineState.DRAINING:
-            self._intake.stop()
-            self._publish()
-            return Boundary.OVER
+        is_over = self._book.is_empty and self._intake.stop_if_drained()
         self._publish()
-        if is_empty:
+        if is_over:
+            return Boundary.OVER
+        if self._book.is_empty:
             return Boundary.IDLE
-        if not self._has_progressed and not self._book.is_empty:
+        if not self._has_progressed:
             raise InvariantError("requests are left, and nothing can bring them on")
         return Boundary.BUSY
 

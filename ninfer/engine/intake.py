@@ -131,10 +131,16 @@ class Intake:
             self._drain_deadline = deadline if earlier is None else min(earlier, deadline)
         self._wake_worker()
 
-    def stop(self) -> None:
-        """Note that a drained engine has nothing left."""
+    def stop_if_drained(self) -> bool:
+        """Stop a draining engine whose worker has nothing left, unless the inbox still has.
+
+        One step under the lock: a request accepted just before the drain must not be left behind.
+        """
         with self._lock:
-            self._move(EngineMove.STOP)
+            is_drained = self._state is EngineState.DRAINING and not self._inbox
+            if is_drained:
+                self._move(EngineMove.STOP)
+        return is_drained
 
     def fail(self) -> list[RequestRecord]:
         """Refuse everything from now on; returns what nobody has seen yet."""

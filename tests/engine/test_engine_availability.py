@@ -4,6 +4,7 @@ import pytest
 
 from ninfer.engine.engine_core import Boundary
 from ninfer.engine.intake import EngineState
+from ninfer.engine.response_channel import GenerationHandle
 from ninfer.errors import (
     ContextLengthExceeded,
     EngineClosed,
@@ -123,6 +124,26 @@ def test_a_drain_past_its_grace_cancels_what_is_active() -> None:
     with pytest.raises(RequestCancelled, match="shut down"):
         handle.result()
     engine.program.check_idle()
+
+
+def test_a_request_accepted_during_the_last_boundary_before_a_drain_is_answered() -> None:
+    program = ScriptedProgram()
+    engine = EngineHarness(program)
+    engine.submit(make_request(program, 1, prompt_tokens=1, max_new_tokens=1))
+    late: list[GenerationHandle] = []
+
+    def observe(call: str) -> None:
+        if call == "commit_transition" and program.calls[call] == 2:
+            late.append(engine.submit(make_request(program, 2)))
+            engine.core.drain(0.0)
+
+    program.books.observe = observe
+    engine.step_until_idle()
+    engine.step()
+
+    with pytest.raises(EngineClosed):
+        late[0].result()
+    assert engine.core.status().state is EngineState.STOPPED
 
 
 def test_a_second_drain_can_only_hurry() -> None:

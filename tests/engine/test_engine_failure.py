@@ -10,7 +10,7 @@ from ninfer.engine.intake import EngineState
 from ninfer.engine.resource_manager import MAX_STALE_STARTS
 from ninfer.engine.response_channel import GenerationHandle
 from ninfer.errors import EngineFailed, InvariantError
-from ninfer.generation import OutputPreview
+from ninfer.generation import FinishReason, OutputPreview
 from ninfer.program.contract import PendingBatch, PrefillStep, ResourcePlan, SequenceHandle
 from tests.support.engine_harness import EngineHarness, read_available
 from tests.support.scripted_books import Faults, ScriptedTransaction
@@ -193,6 +193,16 @@ def test_plans_that_are_always_stale_are_not_retried_for_ever() -> None:
     assert engine.program.calls["start"] == MAX_STALE_STARTS
     with pytest.raises(EngineFailed, match="stale"):
         handle.result()
+
+
+def test_single_stale_plans_never_add_up_to_a_failure() -> None:
+    odd = frozenset(range(0, 4 * MAX_STALE_STARTS, 2))
+    engine = EngineHarness(ScriptedProgram(faults=Faults(stale=odd)))
+    handles = [engine.submit(make_request(engine.program, first)) for first in range(8)]
+
+    engine.step_until_idle()
+
+    assert [handle.result().finish for handle in handles] == [FinishReason.LENGTH] * 8
 
 
 def test_an_illegal_preview_fails_the_engine_before_the_commit() -> None:

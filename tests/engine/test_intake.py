@@ -14,7 +14,7 @@ from tests.support.scripted_session import make_request
 MOVES: dict[str, Callable[[Intake], object]] = {
     "open": Intake.open,
     "drain": lambda intake: intake.drain(5.0),
-    "stop": Intake.stop,
+    "stop": Intake.stop_if_drained,
     "fail": Intake.fail,
 }
 PATHS: dict[EngineState, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ NEXT: dict[str, dict[EngineState, EngineState]] = {
         EngineState.STOPPED: EngineState.STOPPED,
         EngineState.FAILED: EngineState.FAILED,
     },
-    "stop": {EngineState.DRAINING: EngineState.STOPPED},
+    "stop": {state: state for state in EngineState} | {EngineState.DRAINING: EngineState.STOPPED},
     "fail": {
         EngineState.STARTING: EngineState.FAILED,
         EngineState.READY: EngineState.FAILED,
@@ -97,6 +97,19 @@ def test_orders_rise_in_the_order_of_the_inbox() -> None:
     assert [record.order for record in records] == [handle.order for handle in handles]
     assert [handle.order for handle in handles] == [0, 1, 2]
     assert intake.take() == []
+
+
+def test_a_request_accepted_before_the_drain_keeps_the_door_from_closing() -> None:
+    intake = intake_in(EngineState.READY)
+    intake.submit(make_request(ScriptedProgram()))
+    intake.drain(5.0)
+
+    is_stopped_early = intake.stop_if_drained()
+    intake.take()
+
+    assert not is_stopped_early
+    assert intake.stop_if_drained()
+    assert intake.state is EngineState.STOPPED
 
 
 def test_racing_submissions_and_a_failure_lose_nobody() -> None:

@@ -92,6 +92,7 @@ class Simulation:
         self.clients: list[Client] = []
         self.histories: dict[str, tuple[int, ...]] = {}
         self.num_prompts = 0
+        self.program.books.observe = self._act_in_between
 
     def run(self) -> None:
         """Live, end, and check."""
@@ -109,22 +110,30 @@ class Simulation:
         self._check_end()
 
     def _act(self) -> None:
-        action = self.random.random()
-        if action < 0.35:
-            self._submit()
-        elif action < 0.41 and self.clients:
-            self.random.choice(self.clients).handle.cancel()
-        elif action < 0.46 and self.clients:
-            client = self.random.choice(self.clients)
-            client.handle.close()
-            client.is_closed = True
-        elif action < 0.52:
-            self.engine.clock.advance(self.random.choice((0.1, 0.4, 1.0)))
-        elif action < 0.522:
-            self.engine.core.drain(self.random.choice((0.0, 1.0, 5.0)))
+        if self.random.random() < 0.52:
+            self._act_as_client(self.random.random())
         else:
             self.engine.step(self.random.randint(1, 4))
             self._check_boundary()
+
+    def _act_in_between(self, call: str) -> None:
+        """What other threads do while the worker is in the middle of a boundary."""
+        if self.random.random() < 0.02:
+            self._act_as_client(self.random.random())
+
+    def _act_as_client(self, action: float) -> None:
+        if action < 0.67:
+            self._submit()
+        elif action < 0.79 and self.clients:
+            self.random.choice(self.clients).handle.cancel()
+        elif action < 0.89 and self.clients:
+            client = self.random.choice(self.clients)
+            client.handle.close()
+            client.is_closed = True
+        elif action < 0.995:
+            self.engine.clock.advance(self.random.choice((0.1, 0.4, 1.0, 3.0)))
+        else:
+            self.engine.core.drain(self.random.choice((0.0, 1.0, 5.0)))
 
     def _submit(self) -> None:
         session_key = self.random.choice(SESSION_KEYS)
