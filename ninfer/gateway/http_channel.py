@@ -60,10 +60,10 @@ def channel_class(life: ServerLife, stall_client_s: float) -> type[HTTPChannel]:
             _keep_alive(sock)
             super().__init__(server, sock, addr, adj, map=map)
 
-        def writable(self) -> bool:
-            """Asked by the loop each time round, which makes it the place for the stall check."""
+        def readable(self) -> bool:
+            """Asked by the loop first each time round, which makes it the place for the check."""
             self._drop_if_stalled(time.time())
-            return bool(super().writable())
+            return self.connected and bool(super().readable())
 
         def _drop_if_stalled(self, now: float) -> None:
             if not self.total_outbufs_len:
@@ -72,7 +72,8 @@ def channel_class(life: ServerLife, stall_client_s: float) -> type[HTTPChannel]:
                 self._blocked_since = now
             elif now - self._blocked_since > stall_client_s:
                 self.logger.info("a client stopped reading; its connection is closed")
-                self.will_close = True
+                # Marking it would not do: the loop acts on marks once the socket can be written.
+                self.handle_close()
 
     return Channel
 

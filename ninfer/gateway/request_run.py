@@ -23,7 +23,7 @@ from ninfer.gateway.event_stream import (
     ClientGone,
     EventStream,
     Frame,
-    compact_json,
+    exact_json,
 )
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.json_body import read_object
@@ -185,6 +185,10 @@ class RunningRequest:
         life = self._gateway.life
         deadline = None if timeout_s is None else life.now() + timeout_s
         while True:
+            # Asked before each wait: a client may leave while events keep coming.
+            if self._context.is_client_gone():
+                self.close()
+                raise ClientGone
             left_s = GONE_CHECK_S if deadline is None else deadline - life.now()
             if left_s <= 0:
                 return None
@@ -196,9 +200,6 @@ class RunningRequest:
             if event is not None:
                 self._note(event)
                 return event
-            if self._context.is_client_gone():
-                self.close()
-                raise ClientGone
 
     def next_frames(self, timeout_s: float) -> Sequence[Frame] | None:
         """Frames of the next event that has any; see `FrameSource`."""
@@ -299,7 +300,7 @@ def _blocking(running: RunningRequest, job: GenerationJob) -> Response:
             continue
         frames.extend(job.reply.frames(event))
         if isinstance(event, GenerationResult):
-            body = compact_json(job.reply.fold(frames))
+            body = exact_json(job.reply.fold(frames))
             return Response(body, mimetype="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Acceptance point 1, second half: every row of the contract's table of bad inputs (OpenAI side)."""
+"""Acceptance point 1, second half: every row of the table of bad inputs, in OpenAI's family."""
 
 import json
 from typing import Any

@@ -75,6 +75,13 @@ class RunningServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.port}"
 
+    @property
+    def engine(self) -> Engine:
+        """The engine behind it."""
+        engine = self.gateway.life.engine
+        assert engine is not None
+        return engine
+
     def connect(self) -> socket.socket:
         """A bare connection."""
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=READ_TIMEOUT_S)

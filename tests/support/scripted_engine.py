@@ -29,6 +29,9 @@ def says(text: str) -> Script:
     return lambda prompt: text
 
 
+ONE_TWO_THREE = says("one two three")
+
+
 class TextProgram(ScriptedProgram):
     """A scripted program whose tokens spell a text; see the module."""
 
@@ -91,7 +94,7 @@ class ScriptedEngine(Engine):
 
     def __init__(
         self,
-        script: Script = says("one two three"),
+        script: Script = ONE_TWO_THREE,
         *,
         case: str = "tiny-dense",
         max_concurrency: int = 2,
