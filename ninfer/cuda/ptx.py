@@ -126,6 +126,20 @@ fetch_add_release_u32 = define(
 )
 fence_gpu = define("fence.acq_rel.gpu;", [], [], is_ordered=True)
 
+# Stores of the lanes whose first operand is not 0.
+store_u16_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.u16 [$1], $2; }",
+    [],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
+store_f32_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.f32 [$1], $2; }",
+    [],
+    [_U32, _U64, _F32],
+    is_ordered=True,
+)
+
 # Words and numbers.
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
@@ -164,6 +178,7 @@ multiply_add_bf16x2 = define("fma.rn.bf16x2 $0, $1, $2, $3;", [_U32], [_U32] * 3
 
 # Shared memory by 32-bit addresses.
 shared_u32x4 = define("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", [_U32] * 4, [_U32], is_ordered=True)
+shared_u32x2 = define("ld.shared.v2.u32 {$0,$1}, [$2];", [_U32] * 2, [_U32], is_ordered=True)
 shared_u32 = define("ld.shared.u32 $0, [$1];", [_U32], [_U32], is_ordered=True)
 shared_u16 = define("ld.shared.u16 $0, [$1];", [_U32], [_U32], is_ordered=True)
 shared_f32 = define("ld.shared.f32 $0, [$1];", [_F32], [_U32], is_ordered=True)
@@ -189,10 +204,17 @@ copy_async_8 = define(
 copy_async_4 = define(
     "cp.async.ca.shared.global [$0], [$1], 4, $2;", [], [_U32, _U64, _U32], is_ordered=True
 )
+copy_async_16_if = define(  # where the last operand is not 0; past the first-level cache
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p cp.async.cg.shared.global.L2::256B [$0], [$1], 16; }",
+    [],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
 close_copies = define("cp.async.commit_group;", [], [], is_ordered=True)
 wait_copies_0 = define("cp.async.wait_group 0;", [], [], is_ordered=True)
 wait_copies_1 = define("cp.async.wait_group 1;", [], [], is_ordered=True)
 wait_copies_2 = define("cp.async.wait_group 2;", [], [], is_ordered=True)
+wait_copies_3 = define("cp.async.wait_group 3;", [], [], is_ordered=True)
 
 # Four 8x8 matrices of sixteen-bit elements; each lane gives the address of one row.
 load_matrices = define(
