@@ -48,8 +48,15 @@ def parse_messages(value: object, path: str = "messages") -> tuple[Message, ...]
     return tuple(_message(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
-def parse_tools(value: object, path: str = "tools") -> tuple[ToolDefinition, ...]:
+def parse_tools(
+    value: object, path: str = "tools", *, longest_name: int = MAX_NAME_CHARACTERS
+) -> tuple[ToolDefinition, ...]:
     """Read a list of tool definitions; None means none.
+
+    Args:
+        value: the list.
+        path: where it stands.
+        longest_name: characters that the protocol allows in the name of a function.
 
     Raises:
         RequestError: with the dotted path of the offending field.
@@ -58,7 +65,7 @@ def parse_tools(value: object, path: str = "tools") -> tuple[ToolDefinition, ...
         return ()
     if not isinstance(value, list):
         _wrong_type(path, value, "a list")
-    tools = tuple(_tool(item, f"{path}[{index}]") for index, item in enumerate(value))
+    tools = tuple(_tool(item, f"{path}[{index}]", longest_name) for index, item in enumerate(value))
     size = len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass"))
     if size > MAX_TOOL_BYTES:
         raise RequestError(
@@ -182,7 +189,7 @@ def _arguments(value: object, path: str) -> Mapping[str, Any]:
     return arguments
 
 
-def _tool(value: object, path: str) -> ToolDefinition:
+def _tool(value: object, path: str, longest_name: int) -> ToolDefinition:
     if not isinstance(value, dict):
         _wrong_type(path, value, "an object")
     if value.get("type", "function") != "function":
@@ -197,9 +204,9 @@ def _tool(value: object, path: str) -> ToolDefinition:
     if not isinstance(function, dict):
         _wrong_type(f"{path}.function", function, "an object")
     name = _text(function, "name", f"{path}.function")
-    if len(name) > MAX_NAME_CHARACTERS:
+    if len(name) > longest_name:
         raise RequestError(
-            f"{path}.function.name has {len(name)} characters; allowed is {MAX_NAME_CHARACTERS}",
+            f"{path}.function.name has {len(name)} characters; allowed is {longest_name}",
             field=f"{path}.function.name",
         )
     _optional_text(function, "description", f"{path}.function")

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
+from ninfer.frontend.template_json import write_json
+
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -40,7 +42,17 @@ class Frame:
 
 def compact_json(value: object) -> str:
     """JSON on one line, characters as they are; line separators inside strings stay escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _on_one_line(
+        json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    )
+
+
+def exact_json(value: object) -> str:
+    """Like `compact_json`, slower, and a `JsonNumber` keeps its digits."""
+    return _on_one_line(write_json(value, separators=(",", ":")))
+
+
+def _on_one_line(text: str) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085")
 
 

@@ -14,7 +14,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from ninfer.errors import InvariantError, NinferError
-from ninfer.gateway import health, openai_routes, static_page
+from ninfer.gateway import anthropic_routes, health, openai_routes, static_page
 from ninfer.gateway.error_responses import ErrorReply
 from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
@@ -58,6 +58,7 @@ def create_app(gateway: Gateway, metrics: Metrics | None = None) -> Flask:
     if metrics is not None:
         _add_metrics_route(app, metrics)
     openai_routes.register(app, gateway)
+    anthropic_routes.register(app, gateway)
     static_page.register(app)
     return app
 
