@@ -5,7 +5,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
@@ -63,28 +63,19 @@ class Reply:
         return found
 
 
-@dataclass
-class RunningServer:
-    """A server that answers; see `running_server`."""
+class RemoteServer:
+    """A server that answers on a port of this machine."""
 
-    gateway: Gateway
-    server: HttpServer
-    headers: dict[str, str] = field(default_factory=dict)
+    def __init__(self, port: int) -> None:
+        self.port = port
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.port}"
-
-    @property
-    def engine(self) -> Engine:
-        """The engine behind it."""
-        engine = self.gateway.life.engine
-        assert engine is not None
-        return engine
+        return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=READ_TIMEOUT_S)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=READ_TIMEOUT_S)
 
     def request(
         self,
@@ -94,11 +85,9 @@ class RunningServer:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send one request; a body that is no bytes is sent as JSON."""
-        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=READ_TIMEOUT_S)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=READ_TIMEOUT_S)
         with contextlib.closing(connection):
-            sent = dict(self.headers)
-            if body is not None:
-                sent["Content-Type"] = "application/json"
+            sent = {} if body is None else {"Content-Type": "application/json"}
             sent |= headers or {}
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             connection.request(method, path, data, sent)
@@ -116,6 +105,22 @@ class RunningServer:
         """One chat completion."""
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **members}
         return self.post("/v1/chat/completions", body)
+
+
+class RunningServer(RemoteServer):
+    """A server of this process; see `running_server`."""
+
+    def __init__(self, gateway: Gateway, server: HttpServer) -> None:
+        super().__init__(server.port)
+        self.gateway = gateway
+        self.server = server
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind it."""
+        engine = self.gateway.life.engine
+        assert engine is not None
+        return engine
 
 
 @contextlib.contextmanager
