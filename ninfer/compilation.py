@@ -13,7 +13,7 @@ from typing import Final
 
 import ninfer.kernels.cuda as table
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import TARGETS, KernelCache, complaints, default_folder
+from ninfer.cuda.module import TARGETS, KernelCache, complaints, default_folder, mark_prebuilt
 from ninfer.errors import ConfigurationError
 from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.models.package import Geometry, MoeGeometry
@@ -121,7 +121,8 @@ def compile_kernels(
     Args:
         models: identities; None takes every registered model.
         targets: what to compile for.
-        folder: of the cache; the user's when None.
+        folder: where kernels go, to be used on machines without a matching compiler; the
+            user's cache when None.
         progress: told (kernels done, kernels in all).
 
     Raises:
@@ -153,6 +154,8 @@ def compile_kernels(
             )
             if progress is not None:
                 progress(len(reports), total)
+    if folder is not None:
+        mark_prebuilt(folder)
     return tuple(reports)
 
 

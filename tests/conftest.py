@@ -1,6 +1,7 @@
-"""Markers: ``slow`` tests run with ``--slow``, ``gpu`` tests where there is a CUDA device."""
+"""Markers: ``slow`` tests run with ``--slow``, ``gpu`` and ``browser`` tests where there is one."""
 
-import ctypes.util
+import ctypes
+import shutil
 
 import pytest
 
@@ -12,9 +13,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip_slow = pytest.mark.skip(reason="slow: run with --slow")
     skip_gpu = pytest.mark.skip(reason="gpu: no CUDA driver on this machine")
-    has_driver = ctypes.util.find_library("cuda") is not None
+    skip_browser = pytest.mark.skip(reason="browser: chromium is not installed")
+    has_browser = shutil.which("chromium") is not None
+    has_driver = _has_driver()
     for item in items:
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(skip_slow)
         if "gpu" in item.keywords and not has_driver:
             item.add_marker(skip_gpu)
+        if "browser" in item.keywords and not has_browser:
+            item.add_marker(skip_browser)
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -82,6 +82,8 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
     seen.add(id(value))
     if hasattr(value, "ptx_text"):
         yield value.ptx_text
+    elif hasattr(value, "_defn"):  # an intrinsic that is no single instruction
+        yield from _describe(value._defn, seen)
     elif hasattr(value, "py_func"):
         yield from _describe(value.py_func, seen)
     elif isinstance(value, FunctionType) and not _is_foreign(value):

@@ -44,6 +44,7 @@ TARGETS: Final[Mapping[str, tuple[int, int]]] = {
 _PROGRAMMATIC_CC: Final = (9, 0)  # first capability with programmatic dependent launch
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _FORMAT: Final = 1
+_TOOLCHAIN_FILE: Final = "toolchain"
 _ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
 _ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
 _PROGRAMMATIC: Final = re.compile(rb"griddepcontrol\.\w+;")
@@ -102,6 +103,23 @@ def toolchain() -> str:
     packages["nvvm"] = _version_or_system("nvidia-nvvm")
     packages["nvjitlink"] = driver.linker_version()
     return " ".join(f"{name}-{number}" for name, number in sorted(packages.items()))
+
+
+def prebuilt(folder: Path) -> "KernelCache":
+    """Open a folder that `mark_prebuilt` has made: its kernels run where no compiler matches.
+
+    Raises:
+        DeviceUnavailable: it is no such folder.
+    """
+    try:
+        return KernelCache(folder, (folder / _TOOLCHAIN_FILE).read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise DeviceUnavailable(f"{folder} holds no prebuilt kernels: {error}") from error
+
+
+def mark_prebuilt(folder: Path) -> None:
+    """Note beside the kernels of a folder which toolchain has built them."""
+    (folder / _TOOLCHAIN_FILE).write_text(toolchain() + "\n", encoding="utf-8")
 
 
 class KernelCache:

@@ -54,12 +54,33 @@ class GuardedBench:
         _octets(tensor)[...] = 0xFF
         return tensor
 
+    def activations(self, values: Array) -> Tensor:
+        """An input of the activation type that must not change."""
+        return self.put(values.astype(np.float32))
+
+    def rounded(self, values: Array) -> Array:
+        """What the activation type makes of values, in float64."""
+        return values.astype(np.float32).astype(np.float64)
+
+    def read_activations(self, tensor: Tensor) -> Array:
+        """A copy of a buffer of the activation type, in float32."""
+        return self.read_tensor(tensor)
+
+    @property
+    def unit(self) -> float:
+        """Largest relative error of one rounding to the activation type."""
+        return 2.0**-24
+
     def in_columns(self, x: Array) -> LinearInput:
         """A linear input ``[T, K]`` that must not change."""
         block = self.out_columns(*x.shape)
         linear.pack(self.ctx, self.put(x.astype(np.float32)), block)
         self._inputs.append((block.storage, host_array(block.storage).copy()))
         return block
+
+    def out_activations(self, shape: Shape) -> Tensor:
+        """A poisoned output of the activation type."""
+        return self.out(shape, self.device.activation_dtype)
 
     def out_columns(self, num_columns: int, width: int) -> LinearInput:
         """A poisoned linear input for an op to fill."""

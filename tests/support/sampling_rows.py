@@ -1,7 +1,7 @@
 """Rows of a sampling round as a test describes them, and the round itself on a guarded bench."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,12 @@ class Row:
         return np.ones(len(self.logits), bool) if self.permitted is None else self.permitted
 
 
-def choose(rows: Sequence[Row], addressable: int, num_threads: int = 1) -> list[int]:
+def choose(
+    rows: Sequence[Row],
+    addressable: int,
+    num_threads: int = 1,
+    make_bench: Callable[..., Any] = GuardedBench,
+) -> list[int]:
     """Run the op; row b uses slot ``2 b + 1``, the other slots hold values that would matter."""
     width = len(rows[0].logits)
     counts = np.full((2 * len(rows) + 1, width), 1 << 20, np.int32)
@@ -47,7 +52,7 @@ def choose(rows: Sequence[Row], addressable: int, num_threads: int = 1) -> list[
     bits = np.ones((len(rows), mask_words(width) * 32), bool)
     bits[:, :width] = [row.permit() for row in rows]
     mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
-    with GuardedBench(num_threads) as bench:
+    with make_bench(num_threads) as bench:
         tokens = bench.out((len(rows),), DType.I32)
         names = ("temperature", "top_p", "min_p", "presence", "frequency")
         settings = {

@@ -1,0 +1,186 @@
+"""`GuardedBench` on a CUDA device: the same buffers, guards and checks, read back by copies.
+
+One device serves the whole test process, because a context costs more than most tests. A folder of
+prebuilt kernels may be named by ``NINFER_TEST_KERNELS``, for machines without a matching compiler.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.device import host_array
+from ninfer.ops import linear
+from ninfer.ops.context import OpContext, make_context
+from ninfer.tensor import DType, LinearInput, Matrix, Shape, Tensor, TensorFormat
+from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
+from tests.support.guarded_bench import GUARD, GUARD_BYTES
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {np.dtype(dtype.value): dtype for dtype in DType}
+_STAGING_BYTES = 1 << 28
+
+
+@cache
+def cuda_device() -> Any:
+    """The device of this process."""
+    from ninfer.cuda.device import CudaDevice
+    from ninfer.cuda.module import prebuilt
+
+    folder = os.environ.get("NINFER_TEST_KERNELS")
+    return CudaDevice(0, prebuilt(Path(folder)) if folder else None)
+
+
+@cache
+def _stream() -> Any:
+    return cuda_device().stream()
+
+
+@cache
+def _staging() -> Any:
+    return cuda_device().pinned_arena("staging", _STAGING_BYTES).take((_STAGING_BYTES,), DType.U8)
+
+
+class CudaBench:
+    """Owner of the buffers of one test."""
+
+    def __init__(self, num_threads: int = 1, nbytes: int = 1 << 26) -> None:
+        self.device = cuda_device()
+        self.stream = _stream()
+        self.ctx: OpContext = make_context(self.device, self.stream)
+        self._arena = self.device.arena("bench", nbytes)
+        self._guards: list[Tensor] = []
+        self._inputs: list[tuple[Tensor, Array]] = []
+
+    def put(self, values: Array) -> Tensor:
+        """An input that must not change."""
+        tensor = self.inout(values)
+        self._inputs.append((tensor, np.ascontiguousarray(values).reshape(-1).view(np.uint8)))
+        return tensor
+
+    def inout(self, values: Array) -> Tensor:
+        """A buffer with values, which the op may change."""
+        tensor = self._take(values.shape, _DTYPES[values.dtype])
+        self.write(tensor, values)
+        return tensor
+
+    def out(self, shape: Shape, dtype: DType = DType.F32) -> Tensor:
+        """A poisoned output."""
+        tensor = self._take(shape, dtype)
+        self.write(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
+        return tensor
+
+    def activations(self, values: Array) -> Tensor:
+        """An input of the activation type that must not change."""
+        return self.put(f32_to_bf16(values.astype(np.float32)))
+
+    def rounded(self, values: Array) -> Array:
+        """What the activation type makes of values, in float64."""
+        return bf16_to_f32(f32_to_bf16(values.astype(np.float32))).astype(np.float64)
+
+    def read_activations(self, tensor: Tensor) -> Array:
+        """A copy of a buffer of the activation type, in float32."""
+        return bf16_to_f32(self.read_tensor(tensor))
+
+    @property
+    def unit(self) -> float:
+        """Largest relative error of one rounding to the activation type."""
+        return 2.0**-8
+
+    def out_activations(self, shape: Shape) -> Tensor:
+        """A poisoned output of the activation type."""
+        return self.out(shape, DType.BF16)
+
+    def in_columns(self, x: Array) -> LinearInput:
+        """A linear input ``[T, K]`` that must not change."""
+        from ninfer.kernels.cuda.fragments import pack_columns
+
+        storage = self.put(pack_columns(f32_to_bf16(x.astype(np.float32))))
+        return LinearInput(storage, *x.shape)
+
+    def out_columns(self, num_columns: int, width: int) -> LinearInput:
+        """A poisoned linear input for an op to fill."""
+        nbytes = linear.input_bytes(self.ctx, num_columns, width)
+        return LinearInput(self.out((nbytes,), DType.U8), num_columns, width)
+
+    def matrix(self, format: TensorFormat, payload: Array, rows: int, columns: int) -> Matrix:
+        """A resident matrix, laid out by NumPy; its storage must not change."""
+        from ninfer.kernels.cuda.weight_layout import pack_weight
+
+        storage = self.put(pack_weight(format, payload, rows, columns))
+        return Matrix(format, storage, rows, columns, 0, rows)
+
+    def write(self, tensor: Tensor, values: Array) -> None:
+        """Overwrite a buffer."""
+        octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        staged = _staging().rows(0, tensor.nbytes)
+        host_array(staged)[...] = octets
+        self.stream.upload(Tensor(tensor.address, DType.U8, (tensor.nbytes,)), staged)
+        self.stream.synchronize()
+
+    def read_tensor(self, tensor: Tensor) -> Array:
+        """A copy of a buffer's values."""
+        octets = self._octets(tensor)
+        return octets.view(np.dtype(tensor.dtype.value)).reshape(tensor.shape)
+
+    def read_columns(self, block: LinearInput) -> Array:
+        """A copy of a linear input ``[T, K]``; padding is zero and every sum is exact."""
+        from ninfer.kernels.cuda.fragments import pack_columns, unpack_columns
+
+        words, sums = unpack_columns(
+            self.read_tensor(block.storage), block.num_columns, block.width
+        )
+        np.testing.assert_array_equal(words[:, block.width :], 0)
+        if block.num_columns:
+            plain = np.ascontiguousarray(words[:, : block.width])
+            _, expected = unpack_columns(pack_columns(plain), block.num_columns, block.width)
+            np.testing.assert_array_equal(sums, expected)
+        return bf16_to_f32(words[:, : block.width])
+
+    def check(self) -> None:
+        """Require a healthy stream, untouched guards and untouched inputs."""
+        self.stream.synchronize()
+        for guard in self._guards:
+            np.testing.assert_array_equal(self._octets(guard), GUARD)
+        for tensor, before in self._inputs:
+            np.testing.assert_array_equal(self._octets(tensor), before)
+
+    def _octets(self, tensor: Tensor) -> Array:
+        staged = _staging().rows(0, tensor.nbytes)
+        self.stream.download(staged, Tensor(tensor.address, DType.U8, (tensor.nbytes,)))
+        self.stream.synchronize()
+        return host_array(staged).copy()
+
+    def _take(self, shape: Shape, dtype: DType) -> Tensor:
+        self._guard()
+        tensor: Tensor = self._arena.take(shape, dtype)
+        self._guard()
+        return tensor
+
+    def _guard(self) -> None:
+        guard = self._arena.take((GUARD_BYTES,), DType.U8)
+        self.write(guard, np.full(GUARD_BYTES, GUARD, np.uint8))
+        self._guards.append(guard)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stream.synchronize()
+        self._arena.close()
+
+
+@contextmanager
+def fresh_stream() -> Iterator[Any]:
+    """A stream of its own on the device of this process."""
+    stream = cuda_device().stream()
+    try:
+        yield stream
+    finally:
+        stream.close()
