@@ -1,0 +1,198 @@
+"""Acceptance point 10: metrics and request log parse, and their sums agree with the replies."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ninfer.config import EngineConfig
+from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.request_facts import Endpoint
+from ninfer.gateway.request_log import RequestLog, redacted
+from ninfer.gateway.server import ServePlan, serve
+from tests.support.gateway_clients import read_until, reset, send_chat, wait_until
+from tests.support.gateway_server import RemoteServer, Reply, running_server
+from tests.support.scripted_engine import ScriptedEngine
+
+CALL = "<tool_call>\n<function=ping>\n</function>\n</tool_call>"
+PING = {"type": "function", "function": {"name": "ping"}}
+SECRET = "xylophone-prompt"
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(reply: Reply) -> Samples:
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found: Samples = {}
+    for family in text_string_to_metric_families(reply.body.decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found.get((f"ninfer_{name}", tuple(sorted(labels.items()))), 0.0)
+
+
+def pace(call: str) -> None:
+    if call == "decode":
+        time.sleep(0.002)
+
+
+def visit(server: RemoteServer) -> dict[str, list[Reply]]:
+    """A mixture of requests, by how they end."""
+    off = {"enable_thinking": False}
+    ok = [server.chat(SECRET, max_tokens=500, **off) for _ in range(2)]
+    ok += [server.chat(SECRET, max_tokens=500, stream=True, **off)]
+    length = [server.chat(SECRET, max_tokens=1, **off), server.chat(SECRET, max_tokens=0)]
+    calls = [server.chat("call", max_tokens=500, tools=[PING], **off)]
+    rejected = [server.chat(SECRET, temperature=9), server.chat(SECRET, model="x")]
+    connection = server.connect()
+    send_chat(connection, stream=True, max_tokens=3000, ignore_eos=True)
+    read_until(connection, b"role")
+    reset(connection)
+    completion = [server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 2})]
+    return {"ok": ok, "length": length, "calls": calls, "rejected": rejected, "text": completion}
+
+
+def usages(replies: dict[str, list[Reply]]) -> list[dict[str, int]]:
+    blocking = [r for group in replies.values() for r in group if r.body.startswith(b"{")]
+    return [reply.json["usage"] for reply in blocking if "usage" in reply.json]
+
+
+def script(prompt: str) -> str:
+    return CALL if re.search("user\ncall", prompt) else f"said {SECRET}"
+
+
+def test_metrics_agree_with_the_replies() -> None:
+    with ScriptedEngine(script, pace=pace) as engine, running_server(engine) as server:
+        replies = visit(server)
+        wait_until(lambda: server.engine.status().outstanding == 0)
+        found = samples(server.get("/metrics"))
+
+    outcomes = {
+        outcome: value(found, "requests_total", endpoint="chat_completions", outcome=outcome)
+        for outcome in ("ok", "length", "tool_calls", "cancelled", "rejected", "error")
+    }
+    assert outcomes == {
+        "ok": 3,
+        "length": 2,
+        "tool_calls": 1,
+        "cancelled": 1,
+        "rejected": 2,
+        "error": 0,
+    }
+    assert value(found, "requests_total", endpoint="completions", outcome="length") == 1
+    assert value(found, "rejections_total", code="invalid_value") == 1
+    assert value(found, "rejections_total", code="model_not_found") == 1
+    assert value(found, "tool_calls_total") == 1
+    known = usages(replies)
+    streamed = next(u for u in known if u["completion_tokens"] > 10)  # Same as the streamed one.
+    assert value(found, "prompt_tokens_count") == 7
+    assert value(found, "prompt_tokens_sum") == (
+        sum(u["prompt_tokens"] for u in known) + streamed["prompt_tokens"]
+    )
+    assert value(found, "completion_tokens_sum") == (
+        sum(u["completion_tokens"] for u in known) + streamed["completion_tokens"]
+    )
+    assert value(found, "ttft_seconds_count") == 7  # Six with output, and the one that left.
+    assert value(found, "ready") == 1
+    assert value(found, "requests_active") == 0
+
+
+def test_scrape_of_an_unloaded_server_says_unready() -> None:
+    with running_server(None, is_metrics_public=True) as server:
+        found = samples(server.get("/metrics"))
+
+    assert value(found, "ready") == 0
+
+
+def test_scrape_is_quick() -> None:
+    with ScriptedEngine() as engine, running_server(engine) as server:
+        engine_metrics = server.get("/metrics")
+        started = time.monotonic()
+        for _ in range(10):
+            server.get("/metrics")
+        elapsed_s = (time.monotonic() - started) / 10
+
+    assert engine_metrics.status == 200
+    assert elapsed_s < 0.05
+
+
+def test_request_log_agrees_with_the_replies(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    lines: list[str] = []
+    replies: dict[str, list[Reply]] = {}
+
+    def client() -> None:
+        wait_until(lambda: any(line.startswith("ready") for line in lines))
+        replies.update(visit(RemoteServer(int(lines[0].rpartition(":")[2]))))
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    serve(
+        ServePlan(
+            GatewaySettings(port=0, request_log=str(path), stats_interval_s=0.05),
+            EngineConfig(device="host", max_concurrency=2),
+            lambda progress: ScriptedEngine(script, pace=pace),
+            arguments=["serve", "--api-key", "hush", "m.ninfer"],
+            announce=lines.append,
+        )
+    )
+    thread.join()
+
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    check_log(events, replies)
+    assert "hush" not in path.read_text()
+    assert SECRET not in path.read_text()
+
+
+def check_log(events: list[dict[str, Any]], replies: dict[str, list[Reply]]) -> None:
+    names = [event["event"] for event in events]
+    assert (names[0], names[-1]) == ("server_start", "server_stop")
+    assert names.count("throughput") >= 1
+    assert {event["schema"] for event in events} == {1}
+    starts = [e["request_id"] for e in events if e["event"] == "request_start"]
+    ends = [e for e in events if e["event"] in ("request_done", "request_error")]
+    assert sorted(starts) == sorted(end["request_id"] for end in ends)
+    assert len(set(starts)) == len(starts) == 8
+    assert names.count("request_rejected") == 2
+    by_id = {end["request_id"]: end for end in ends}
+    for group in replies.values():
+        for reply in group:
+            if reply.body.startswith(b"{") and "usage" in reply.json:
+                end = by_id[reply.headers["x-request-id"]]
+                usage = reply.json["usage"]
+                assert end["prompt_tokens"] == usage["prompt_tokens"]
+                assert end["completion_tokens"] == usage["completion_tokens"]
+                assert end["seed"] == reply.json["ninfer"]["seed"]
+    assert [end["outcome"] for end in ends].count("cancelled") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["serve", "--api-key", "k", "m"], ["serve", "--api-key", "***", "m"]),
+        (["--api-key=k"], ["--api-key=***"]),
+        (["--api-key-file", "f"], ["--api-key-file", "f"]),
+        (["--api-key"], ["--api-key"]),
+    ],
+)
+def test_keys_are_redacted(arguments: list[str], shown: list[str]) -> None:
+    assert redacted(arguments) == shown
+
+
+def test_full_disk_stops_the_log_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with RequestLog("/dev/full") as log:
+        log.note_rejected(Endpoint.CHAT, "req_1", "invalid_json")
+        log.note_rejected(Endpoint.CHAT, "req_2", "invalid_json")
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
