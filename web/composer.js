@@ -49,8 +49,9 @@ export class Composer {
     this.#onInput();
   }
 
+  /** Go to the text; not on a touch screen, where that would open the keyboard. */
   focus() {
-    this.#field.focus();
+    if (!isTouch()) this.#field.focus();
   }
 
   /** Whether the shown conversation is being answered. */
@@ -80,8 +81,7 @@ export class Composer {
   #onKey(event) {
     const isPlainEnter = event.key === "Enter" && !event.shiftKey && !event.isComposing;
     // On a touch keyboard, Enter is the only way to a new line.
-    const isTouch = matchMedia("(pointer: coarse)").matches;
-    if (!isPlainEnter || (isTouch && !event.ctrlKey && !event.metaKey)) return;
+    if (!isPlainEnter || (isTouch() && !event.ctrlKey && !event.metaKey)) return;
     event.preventDefault();
     this.#submit();
   }
@@ -134,4 +134,8 @@ export class Composer {
     this.#attachments.hidden = items.length === 0;
     this.#onInput();
   }
+}
+
+function isTouch() {
+  return matchMedia("(pointer: coarse)").matches;
 }

@@ -9,8 +9,8 @@
  */
 
 const DEEPEST = 10;
-const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
+const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/s;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const MARKER = /^( {0,3})([-*+]|(\d{1,9})[.)])([ \t]+|$)/;
@@ -77,8 +77,10 @@ function parseFence(lines, at) {
 
 function parseHeading(line, at) {
   const [, marks, text = ""] = HEADING.exec(line);
-  const content = text.trimEnd();
-  const bare = content.replace(/#+$/, "");
+  const content = text.trim();
+  let length = content.length;
+  while (content[length - 1] === "#") length -= 1;
+  const bare = content.slice(0, length);
   const isClosed = bare === "" || /[ \t]$/.test(bare);
   return { type: "heading", level: marks.length, text: (isClosed ? bare : content).trim(), end: at + 1 };
 }

@@ -10,11 +10,12 @@
 const DEEPEST = 20;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
-const BARE_URL = /https?:\/\/[^\s<>"`]{1,2000}/y;
+// Counts are bounded where a failing match would otherwise be tried from many places.
+const BARE_URL = /https?:\/\/[^\s<>"`\]]{1,2000}/y;
 const ANGLE_URL = /<(https?:\/\/[^\s<>]+)>/y;
 const LINE_BREAK_TAG = /<br\s*\/?>/iy;
 const LINK_TARGET =
-  /\(\s*<?((?:[^\s<>()]|\([^\s<>()]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
+  /\(\s{0,8}<?((?:[^\s<>()]|\([^\s<>()]*\))*)>?(?:\s{1,8}(?:"[^"]*"|'[^']*'))?\s{0,8}\)/y;
 const PLAIN = /[^\\`*_~[\]!<\nh]+/y;
 
 /**
@@ -41,14 +42,12 @@ class InlineRun {
   #text;
   #at = 0;
   #out = document.createDocumentFragment();
-  /** Open emphasis: {node, character, length, canOpen, canClose}, oldest first. */
+  /** Open emphasis, oldest first; `inside` is how deep the elements behind it are nested. */
   #delimiters = [];
   /** Open brackets: {node, delimiters, isImage, isActive}, oldest first. */
   #brackets = [];
   /** Backtick run length -> position after which no such run follows. */
   #unclosed = new Map();
-  /** Element -> depth of what is inside it. */
-  #heights = new Map();
 
   constructor(text) {
     this.#text = text;
@@ -179,6 +178,7 @@ class InlineRun {
       character,
       length,
       original: length,
+      inside: 0,
       canOpen: isLeft && (!isWordly || !isRight || PUNCTUATION.test(before)),
       canClose: isRight && (!isWordly || !isLeft || PUNCTUATION.test(after)),
     });
@@ -201,65 +201,67 @@ class InlineRun {
     }
     this.#at += target[0].length;
     this.#resolveEmphasis(opener.delimiters);
-    // A link holds no link, so a picture inside one is only its words.
-    const isInner = opener.isImage && this.#brackets.some((bracket) => !bracket.isImage);
-    const link = isInner ? document.createElement("span") : anchor(href);
-    this.#moveAfter(opener.node, null, link);
-    if (link.firstChild === null) link.append(href);
+    if (opener.isImage && this.#brackets.length > 0) {
+      // A link holds no link: a picture inside one is only its words.
+      opener.node.data = "";
+      return;
+    }
+    const link = anchor(href);
+    while (opener.node.nextSibling !== null) link.append(opener.node.nextSibling);
+    if (link.textContent === "") link.append(href);
+    for (const inner of link.querySelectorAll("a")) inner.replaceWith(...inner.childNodes);
     opener.node.replaceWith(link);
-    if (opener.isImage) return;
-    for (const bracket of this.#brackets) bracket.isActive &&= bracket.isImage;
+    for (const bracket of this.#brackets) bracket.isActive = false;
   }
 
   /** Match closers with openers among the delimiters from `bottom` on, then forget them. */
   #resolveEmphasis(bottom) {
-    const open = this.#delimiters.splice(bottom);
     const floors = new Map();
     const stack = [];
-    for (const closer of open) {
+    for (const closer of this.#delimiters.splice(bottom)) {
       while (closer.canClose && closer.length > 0) {
         const kind = `${closer.character}${closer.canOpen}${closer.original % 3}`;
         const index = findOpener(stack, closer, floors.get(kind) ?? 0);
-        if (index < 0) {
-          floors.set(kind, stack.length);
-          break;
-        }
-        stack.length = index + 1;
-        this.#wrap(stack[index], closer);
-        if (stack[index].length === 0) stack.pop();
+        const isFound = index >= 0;
+        if (isFound) match(stack, index, closer);
         for (const [name, height] of floors) floors.set(name, Math.min(height, stack.length));
+        if (!isFound) floors.set(kind, stack.length);
+        if (!isFound) break;
       }
       if (closer.canOpen && closer.length > 0) stack.push(closer);
     }
   }
+}
 
-  #wrap(opener, closer) {
-    const width = opener.length >= 2 && closer.length >= 2 ? 2 : 1;
-    const tag = closer.character === "~" ? "del" : width === 2 ? "strong" : "em";
-    opener.length -= width;
-    closer.length -= width;
-    const node = document.createElement(tag);
-    const height = this.#moveAfter(opener.node, closer.node, node);
-    if (height > DEEPEST) {
-      // Too deep to nest on: the text stays, without this emphasis.
-      opener.node.parentNode.insertBefore(node, opener.node.nextSibling);
-      node.replaceWith(...node.childNodes);
-    } else {
-      opener.node.after(node);
-      this.#heights.set(node, height);
-    }
-    shorten(opener);
-    shorten(closer);
+/** Make the text between an opener of the stack and a closer an element. */
+function match(stack, index, closer) {
+  const opener = stack[index];
+  // Openers in between are text now; what was built behind them lies inside.
+  for (const skipped of stack.splice(index + 1)) opener.inside = Math.max(opener.inside, skipped.inside);
+  const height = opener.inside + 1;
+  if (height > DEEPEST) {
+    // Too deep: both stay text, and nothing is moved.
+    closer.canClose = false;
+    stack.pop();
+    if (index > 0) stack[index - 1].inside = Math.max(stack[index - 1].inside, opener.inside);
+    return;
   }
+  wrap(opener, closer);
+  opener.inside = height;
+  if (opener.length > 0) return;
+  stack.pop();
+  if (index > 0) stack[index - 1].inside = Math.max(stack[index - 1].inside, height);
+}
 
-  /** Move the siblings between two nodes into `target`; returns the height of the result. */
-  #moveAfter(first, end, target) {
-    let height = 1;
-    while (first.nextSibling !== end) {
-      height = Math.max(height, 1 + (this.#heights.get(first.nextSibling) ?? 0));
-      target.append(first.nextSibling);
-    }
-    return height;
+function wrap(opener, closer) {
+  const width = opener.length >= 2 && closer.length >= 2 ? 2 : 1;
+  const tag = closer.character === "~" ? "del" : width === 2 ? "strong" : "em";
+  const node = document.createElement(tag);
+  while (opener.node.nextSibling !== closer.node) node.append(opener.node.nextSibling);
+  opener.node.after(node);
+  for (const delimiter of [opener, closer]) {
+    delimiter.length -= width;
+    delimiter.node.data = delimiter.character.repeat(delimiter.length);
   }
 }
 
@@ -274,10 +276,6 @@ function findOpener(stack, closer, floor) {
     if (!isAmbiguous || !isSum || areThirds) return index;
   }
   return -1;
-}
-
-function shorten(delimiter) {
-  delimiter.node.data = delimiter.character.repeat(delimiter.length);
 }
 
 function runLength(text, start, character) {

@@ -22,6 +22,8 @@ export class Sidebar {
       this.close();
       onNew();
     });
+    // First close the drawer, so that the focus returns to its opener after the dialog.
+    document.getElementById("open-settings").addEventListener("click", () => this.close(), true);
     this.#opener.addEventListener("click", () => this.#setOpen(true));
     document.getElementById("close-sidebar").addEventListener("click", () => this.close());
     this.#scrim.addEventListener("click", () => this.close());
