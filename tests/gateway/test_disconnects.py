@@ -139,8 +139,8 @@ def is_empty(server: RunningServer) -> bool:
 
 
 def natural_s(phase: str) -> float:
-    """Time that a request needs whose client neither reads nor leaves."""
-    return {"decode": STALL_S, "tool_region": STALL_S}.get(phase, 4.0) + 6.0
+    """Ample time for a request whose client neither reads nor leaves: it may run to its end."""
+    return 30.0 if phase in ("decode", "tool_region") else 120.0
 
 
 @pytest.mark.parametrize(("phase", "how"), list(itertools.product(PHASES, LEAVINGS)))

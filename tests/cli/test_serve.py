@@ -1,0 +1,128 @@
+"""Options of ``ninfer serve``, without loading anything."""
+
+import argparse
+import io
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from ninfer.cli import main as cli
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.operator_log import operator_log
+from ninfer.cli.options import apply_environment, engine_config
+from ninfer.cli.serve import gateway_settings
+from ninfer.errors import ConfigurationError
+from ninfer.gateway.gateway_settings import GatewaySettings
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return cli.build_parser().parse_args(["serve", "m.ninfer", *arguments])
+
+
+def settings(*arguments: str) -> tuple[GatewaySettings, str]:
+    """Settings of a command line, and what it warned of."""
+    options = parsed(*arguments)
+    written = io.StringIO()
+    return gateway_settings(options, Console(options, stream=written)), written.getvalue()
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    chosen, warnings = settings()
+
+    assert (chosen.host, chosen.max_request_bytes) == ("127.0.0.1", 64 << 20)
+    assert (chosen.pending_timeout_s, chosen.request_timeout_s) == (30.0, None)
+    assert (chosen.heartbeat_s, chosen.shutdown_grace_s) == (5.0, 30.0)
+    assert (chosen.stall_timeout_s, chosen.stall_client_s) == (60.0, 60.0)
+    assert chosen.exits_on_failure
+    assert warnings == ""
+
+
+def test_engine_waits_with_as_many_as_it_is_told() -> None:
+    options = parsed("--max-concurrency", "3", "--max-pending", "5")
+
+    config = engine_config(options, max_concurrency=options.max_concurrency, max_pending=5)
+
+    assert (config.max_concurrency, config.max_pending, config.max_context) == (3, 5, 8192)
+
+
+def test_open_address_without_a_key_is_refused() -> None:
+    with pytest.raises(UsageError, match="lets everybody in"):
+        settings("--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("arguments", [["--host", "0.0.0.0", "--no-auth"], ["--host", "192.0.2.7"]])
+def test_reachable_server_without_a_key_warns(arguments: list[str]) -> None:
+    assert "everybody who reaches" in settings(*arguments)[1]
+
+
+def test_key_file_has_a_key_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes("# mine\nfirst\n\n  ключ \n".encode())
+
+    chosen, _ = settings("--api-key-file", str(file), "--host", "0.0.0.0")
+
+    assert chosen.api_keys == (b"first", "ключ".encode())
+
+
+def test_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# nothing\n")
+
+    with pytest.raises(UsageError, match="holds no key"):
+        settings("--api-key-file", str(file))
+
+
+def test_key_comes_from_the_environment_without_a_warning() -> None:
+    parser = cli.build_parser()
+    action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    apply_environment(action.choices["serve"], {"NINFER_API_KEY": "k"})
+    options = parser.parse_args(["serve", "m"])
+    written = io.StringIO()
+
+    chosen = gateway_settings(options, Console(options, stream=written))
+
+    assert chosen.api_keys == (b"k",)
+    assert written.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "65536"],
+        ["--max-request-mib", "0"],
+        ["--max-request-mib", "1025"],
+        ["--heartbeat-s", "0"],
+        ["--default-thinking-budget", "-1"],
+    ],
+)
+def test_values_out_of_range_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigurationError):
+        settings(*arguments)
+
+
+def test_port_clash_ends_with_1_before_the_model_is_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        code = cli.main(["serve", "does-not-exist.ninfer", "--port", str(port)])
+
+    assert code is ExitCode.FAILED
+
+
+def test_missing_model_ends_with_2() -> None:
+    assert cli.main(["serve", "does-not-exist.ninfer", "--port", "0"]) is ExitCode.USAGE
+
+
+def test_operator_lines_are_one_line_each_and_escaped() -> None:
+    written = io.StringIO()
+
+    with operator_log(written):
+        logging.getLogger("ninfer.gateway.x").warning("a %s", "b\nforged\x1b[0m")
+    logging.getLogger("ninfer.gateway.x").warning("after")
+
+    line = written.getvalue()
+    assert line.count("\n") == 1
+    assert line.endswith(" WARNING a b\\nforged\\x1b[0m\n")
