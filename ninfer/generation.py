@@ -252,6 +252,25 @@ class OutputPreview:
     effect: object
 
 
+TokenMask = bytes
+"""Allowed tokens of one decision: bit ``i % 32`` of little-endian word ``i // 32`` is token i. A
+token beyond the last word is not allowed."""
+
+
+class GrammarMatcher(Protocol):
+    """A grammar and how much of it one output has used up. Every call may raise a `NinferError`."""
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the output is complete as it stands."""
+
+    def mask(self) -> TokenMask:
+        """Tokens the output may go on with; end tokens are not its subject."""
+
+    def accept(self, token_id: int) -> None:
+        """Follow a committed token."""
+
+
 class OutputSession(Protocol):
     """Output semantics of one request: a state machine with preview and commit."""
 
@@ -275,6 +294,16 @@ class OutputSession(Protocol):
 
     def forced_suffix(self) -> tuple[int, ...]:
         """Tokens the present committed state wants committed next without sampling, or none."""
+
+    def token_mask(self) -> TokenMask | None:
+        """Tokens the present committed state allows next; None allows all.
+
+        It holds for the very next token only: a round that decides several tokens of a row at once
+        cannot honour it for the later ones.
+
+        Raises:
+            NinferError: the constraint broke down; this request cannot go on.
+        """
 
     def summary(self) -> OutputSummary:
         """Fold of everything committed so far."""

@@ -21,7 +21,13 @@ from ninfer.errors import (
     RequestCancelled,
     RequestTimeout,
 )
-from ninfer.generation import FinishReason, GenerationRequest, OutputPreview, Timings
+from ninfer.generation import (
+    FinishReason,
+    GenerationRequest,
+    OutputPreview,
+    Timings,
+    TokenMask,
+)
 from ninfer.program.contract import Demand
 
 RequestOrder = NewType("RequestOrder", int)
@@ -140,6 +146,7 @@ class RequestRecord:
         reused_tokens: prompt tokens its state started with.
         token_ids: committed output.
         forced: what its output session wants committed next, in CONTROL_READY.
+        token_mask: what its output session allows next, in DECODE_READY; None allows all.
         ending: set with the move to TERMINAL_PENDING.
     """
 
@@ -157,6 +164,7 @@ class RequestRecord:
         "reused_tokens",
         "submitted_at",
         "token_ids",
+        "token_mask",
     )
 
     def __init__(
@@ -175,6 +183,7 @@ class RequestRecord:
         self.reused_tokens = 0
         self.token_ids: list[int] = []
         self.forced: tuple[int, ...] = ()
+        self.token_mask: TokenMask | None = None
         self.ending: Ending | None = None
         self._state = RequestState.WAITING
         self._admitted_at: float | None = None

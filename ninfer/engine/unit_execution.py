@@ -45,7 +45,10 @@ class UnitExecution:
             case DecodeUnit(orders=orders):
                 counters.decode_rounds += 1
                 counters.decode_row_rounds += len(orders)
-                return self._program.decode(tuple(self._sequence(order) for order in orders))
+                sequences = tuple(self._sequence(order) for order in orders)
+                masks = tuple(self._book.active[order].token_mask for order in orders)
+                is_free = all(mask is None for mask in masks)
+                return self._program.decode(sequences, () if is_free else masks)
             case NoUnit():
                 return None
 
@@ -157,6 +160,11 @@ class UnitExecution:
         if isinstance(forced, NinferError):
             return ((record, Ending(forced)),)
         record.forced = tuple(forced)
+        if not forced:
+            mask = ask(record, record.request.output.token_mask)
+            if isinstance(mask, NinferError):
+                return ((record, Ending(mask)),)
+            record.token_mask = mask
         record.move(RequestMove.CONTROL if forced else RequestMove.DECODE)
         return ()
 

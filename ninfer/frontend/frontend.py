@@ -22,6 +22,9 @@ from ninfer.frontend.conversation import (
     checked_conversation,
 )
 from ninfer.frontend.generation_defaults import read_generation_defaults
+from ninfer.frontend.grammar_compiler import GrammarCompiler
+from ninfer.frontend.grammar_source import GrammarSource
+from ninfer.frontend.output_constraint import CompiledGrammar
 from ninfer.frontend.output_session import SessionSettings, TokenOutputSession
 from ninfer.frontend.prompt_identity import (
     TURN_OPENER,
@@ -90,6 +93,7 @@ class OutputOptions:
         thinking_budget: sampled tokens the thinking block may have; None is unlimited.
         parallel_tool_calls: False ends the request after the first complete call.
         call_ids: names the tool calls; None is a fresh random series.
+        grammar: what the content has to be, from `Frontend.compile_grammar`; None is any text.
     """
 
     stop: tuple[str, ...] = ()
@@ -98,6 +102,7 @@ class OutputOptions:
     thinking_budget: int | None = None
     parallel_tool_calls: bool = True
     call_ids: CallIds | None = None
+    grammar: CompiledGrammar | None = None
 
 
 class Frontend:
@@ -131,6 +136,7 @@ class Frontend:
         self._variables = self.tokenizer.template_variables
         self.traits = probe_template(self._template, self.tokenizer, self._variables)
         self._think_end = self.tokenizer.find_added(_THINK_END)
+        self._grammars = GrammarCompiler(self.tokenizer, self.stop_ids)
 
     @property
     def has_thinking(self) -> bool:
@@ -205,9 +211,12 @@ class Frontend:
         """Begin reading the output of one request.
 
         Raises:
-            RequestError: a stop string is empty or no text, or the budget is negative.
+            RequestError: a stop string is empty or no text, the budget is negative, or the options
+                contradict.
+            UnsupportedFeature: a grammar together with tools.
         """
         options = options or OutputOptions()
+        _check_grammar(prepared, options)
         _check_stops(options.stop, "stop")
         _check_stops(options.reasoning_stop, "reasoning_stop")
         budget = options.thinking_budget
@@ -226,8 +235,13 @@ class Frontend:
             thinking_budget=budget,
             forced_close=() if budget is None else self.forced_close(budget),
             call_ids=options.call_ids or CallIds(secrets.token_bytes(16)),
+            grammar=options.grammar,
         )
         return TokenOutputSession(settings, self.tokenizer)
+
+    def compile_grammar(self, source: GrammarSource, field: str) -> CompiledGrammar:
+        """Make a grammar usable; see `GrammarCompiler.compile` for the errors."""
+        return self._grammars.compile(source, field)
 
     def forced_close(self, thinking_budget: int) -> tuple[int, ...]:
         """Tokens that close a thinking block whose budget is spent.
@@ -331,6 +345,21 @@ class Frontend:
                 field="reasoning_effort",
             )
         return effort
+
+
+def _check_grammar(prepared: PreparedInput, options: OutputOptions) -> None:
+    if options.grammar is None:
+        return
+    if prepared.tools:
+        raise UnsupportedFeature(
+            "structured output together with tools is not supported yet", field="tools"
+        )
+    if options.ignore_eos:
+        raise RequestError(
+            "ignore_eos contradicts structured output, which ends where its grammar ends",
+            code="conflicting_parameters",
+            field="ignore_eos",
+        )
 
 
 def _check_stops(stops: Sequence[str], name: str) -> None:

@@ -16,6 +16,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, Self
 
 from ninfer.errors import IllegalMove, InvariantError
+from ninfer.frontend.output_constraint import (
+    LAYOUT_BREAKS,
+    CompiledGrammar,
+    ConstraintPhase,
+    ConstraintPlace,
+    OutputConstraint,
+)
 from ninfer.frontend.text_decoder import decode_bytes
 from ninfer.frontend.thinking import ThinkingStream
 from ninfer.frontend.tokenizer import Tokenizer
@@ -28,13 +35,13 @@ from ninfer.generation import (
     OutputPreview,
     OutputSummary,
     TextDelta,
+    TokenMask,
     ToolCall,
     ToolCallArguments,
     ToolCallStart,
 )
 
 _LOG = logging.getLogger(__name__)
-_LAYOUT_BREAKS: Final = 2  # line breaks the template puts behind the closing token
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class SessionSettings:
         max_calls: complete calls that end the request; None is any number.
         thinking_budget: sampled tokens the block may have; None is unlimited.
         forced_close: tokens that close the block when the budget is spent, ``think_end`` last.
+        grammar: what the content has to be; None is any text.
     """
 
     start: Channel = Channel.CONTENT
@@ -64,6 +72,7 @@ class SessionSettings:
     thinking_budget: int | None = None
     forced_close: tuple[int, ...] = ()
     call_ids: CallIds = field(default_factory=lambda: CallIds(b""))
+    grammar: CompiledGrammar | None = None
 
 
 class OutputPhase(enum.Enum):
@@ -94,6 +103,9 @@ class _OutputState:
         self.content = ContentStream(
             settings.tools, settings.stops, settings.call_ids, settings.max_calls
         )
+        self.place = ConstraintPlace(
+            ConstraintPhase.WAITING if starts_thinking else ConstraintPhase.ACTIVE
+        )
         self._settings = settings
         self._tokenizer = tokenizer
         self._held = b""
@@ -118,6 +130,7 @@ class _OutputState:
             if not settings.ignores_end:
                 self.end(FinishReason.STOP, deltas)
             return
+        self._follow(token_id)
         if self.phase is OutputPhase.THINKING:
             if token_id == settings.think_end:
                 self._close_thinking(deltas)
@@ -149,6 +162,16 @@ class _OutputState:
         self.finish = reason
         self._move(OutputPhase.FINISHED)
 
+    def _follow(self, token_id: int) -> None:
+        """Move the place of the constraint, if there is one, before the channel may change."""
+        grammar = self._settings.grammar
+        if grammar is None:
+            return
+        if self.phase is OutputPhase.CONTENT:
+            self.place = self.place.behind(token_id, grammar.vocabulary.breaks)
+        elif token_id == self._settings.think_end:
+            self.place = self.place.closed()
+
     def _is_ended_by_text(self) -> bool:
         return self.content.is_ended or self.thinking.matched_stop is not None
 
@@ -176,7 +199,7 @@ class _OutputState:
         self.thinking.feed(text, deltas)
         self.thinking.close(deltas)
         self._move(OutputPhase.CONTENT)
-        self._layout_breaks = _LAYOUT_BREAKS
+        self._layout_breaks = LAYOUT_BREAKS
 
     def _read_content(self, text: str, deltas: list[OutputDelta]) -> None:
         while self._layout_breaks and text:
@@ -205,6 +228,7 @@ class TokenOutputSession:
         self._settings = settings
         self._addressable = tokenizer.addressable
         self._state = _OutputState(settings, tokenizer)
+        self._constraint = None if settings.grammar is None else OutputConstraint(settings.grammar)
         self._newest: OutputPreview | None = None
         self._text: dict[Channel, list[str]] = {channel: [] for channel in Channel}
         self._calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -252,11 +276,14 @@ class TokenOutputSession:
 
         Raises:
             InvariantError: the preview is not the newest one of the present state.
+            NinferError: the constraint broke down; this request cannot go on.
         """
         effect = preview.effect
         if preview is not self._newest or not isinstance(effect, _Effect):
             raise InvariantError("only the newest preview of the present state can be committed")
         self._newest = None
+        if self._constraint is not None and preview.finish is None:
+            effect.state.place = self._constraint.commit(effect.state.place)
         _log_new(self._state.content.diagnostics, effect.state.content.diagnostics)
         self._state = effect.state
         for delta in effect.deltas:
@@ -275,6 +302,14 @@ class TokenOutputSession:
         is_spent = budget is not None and self._state.sampled_thinking >= budget
         is_open = self._state.phase is OutputPhase.THINKING
         return self._settings.forced_close if is_open and is_spent else ()
+
+    def token_mask(self) -> TokenMask | None:
+        """Tokens the present committed state allows next; None allows all.
+
+        Raises:
+            NinferError: the constraint broke down; this request cannot go on.
+        """
+        return None if self._constraint is None else self._constraint.mask(self._state.place)
 
     def summary(self) -> OutputSummary:
         """Fold of everything committed so far; a call the output ended in has partial arguments."""

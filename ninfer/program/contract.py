@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, Self
 
-from ninfer.generation import PreparedPrompt, SamplingParams
+from ninfer.generation import PreparedPrompt, SamplingParams, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +389,16 @@ class Program(Protocol):
             InvariantError: nothing is left to prefill, or a batch is pending.
         """
 
-    def decode(self, rows: Sequence[SequenceHandle]) -> PendingBatch:
-        """Run one exact-B round over rows whose prefill is complete."""
+    def decode(
+        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+    ) -> PendingBatch:
+        """Run one exact-B round over rows whose prefill is complete.
+
+        Args:
+            rows: the members.
+            masks: tokens each row may choose, None for all; empty when every row is free. A row
+                with a mask produces one token.
+        """
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """Process the anchor and all but the last of ``tokens``; no sampler is involved."""

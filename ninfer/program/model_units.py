@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ninfer.device import Stream
 from ninfer.errors import InvariantError
-from ninfer.generation import RopePositions
+from ninfer.generation import RopePositions, TokenMask
 from ninfer.program.contract import (
     PendingBatch,
     PendingRow,
@@ -109,17 +109,23 @@ class ModelUnits:
         self._run_columns(view, view.prompt.token_ids[view.frontier : stop], num_counted=0)
         return self._stores.commit_prefill(handle, count)
 
-    def decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
-        """Run one exact-B round."""
+    def decode(
+        self, handles: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+    ) -> PendingBatch:
+        """Run one exact-B round; without masks every row is free."""
         self._expect_nothing_pending()
         if not 1 <= len(handles) <= self._on_device.max_rows:
             raise InvariantError(
                 f"a round of {len(handles)} rows; allowed is 1..{self._on_device.max_rows}"
             )
+        masks = masks or [None] * len(handles)
+        if len(masks) != len(handles):
+            raise InvariantError(f"{len(masks)} masks for a round of {len(handles)} rows")
         views = [self._stores.view(handle) for handle in handles]
+        rows = [self._decode_row(view, mask) for view, mask in zip(views, masks, strict=True)]
         self._stores.begin_rows([(handle, 1) for handle in handles])
         self._note_new_tables()
-        tokens = self._on_device.decode.run([self._decode_row(view) for view in views])
+        tokens = self._on_device.decode.run(rows)
         for handle in handles:
             self._uncounted.pop(handle.index, None)
         batch = self._new_batch(
@@ -180,7 +186,7 @@ class ModelUnits:
             raise InvariantError("forced tokens have no logits")
         return self._on_device.io.download_logits(self._on_device.stream, len(batch.rows))
 
-    def _decode_row(self, view: SequenceView) -> DecodeRow:
+    def _decode_row(self, view: SequenceView, mask: TokenMask | None) -> DecodeRow:
         return DecodeRow(
             token=view.anchor,
             position=view.frontier,
@@ -190,6 +196,7 @@ class ModelUnits:
             fold=view.pending_fold,
             is_uncounted=self._is_uncounted(view.handle),
             sampling=view.sampling,
+            mask=mask,
         )
 
     def _run_forced(self, view: SequenceView, tokens: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer.errors import InvariantError
+from ninfer.generation import TokenMask
 from ninfer.program.contract import (
     BackfillProof,
     Demand,
@@ -108,9 +109,11 @@ class ModelProgram:
         """Process and commit the next chunk of the prompt."""
         return self._generation().units.prefill(sequence)
 
-    def decode(self, rows: Sequence[SequenceHandle]) -> PendingBatch:
+    def decode(
+        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+    ) -> PendingBatch:
         """Run one exact-B round over rows whose prefill is complete."""
-        return self._generation().units.decode(rows)
+        return self._generation().units.decode(rows, masks)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """Process the anchor and all but the last of ``tokens``; no sampler is involved."""

@@ -5,9 +5,11 @@
 
 A unit writes its header into the pinned twin, uploads once, runs, and reads the chosen tokens back
 once. Block tables follow the header so that a unit that mapped new pages uploads both with the same
-single copy; masks never change today and are uploaded at start-up. Header layouts are
-those of a decode round of exactly B rows and of a prefill chunk of T columns; they lie over one
-another, because units exclude one another. Addresses depend on B alone, so a graph may keep them.
+single copy. Masks allow everything from start-up on; a round with a constrained row uploads its
+rows' masks by a copy of their own, and so does the first round that frees such a row. Header
+layouts are those of a decode round of exactly B rows and of a prefill chunk of T columns; they lie
+over one another, because units exclude one another. Addresses depend on B alone, so a graph may
+keep them.
 
 What the values mean is known to whoever fills them in.
 """
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from ninfer.device import ALIGNMENT, Arena, Stream, host_array
 from ninfer.errors import ShapeError
-from ninfer.generation import SamplingParams
+from ninfer.generation import SamplingParams, TokenMask
 from ninfer.models.qwen_hybrid.text import TextColumns
 from ninfer.ops.sampling import SamplerRows, mask_words
 from ninfer.tensor import DType, Tensor
@@ -93,6 +95,7 @@ class DecodeRow:
         fold: recorded columns to fold first.
         is_uncounted: whether the anchor is still to be counted.
         sampling: settings the next token is chosen by.
+        mask: tokens that may be chosen; None allows all.
     """
 
     token: int
@@ -103,6 +106,7 @@ class DecodeRow:
     fold: int
     is_uncounted: bool
     sampling: SamplingParams
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,7 @@ class RoundIo:
             for rows in range(1, shape.max_rows + 1)
         )
         self._has_new_tables = True
+        self._num_masked = 0  # rows from here on have masks that allow everything
 
     @staticmethod
     def device_bytes(shape: RoundShape) -> int:
@@ -199,7 +204,12 @@ class RoundIo:
         self._has_new_tables = True
 
     def upload_decode(self, stream: Stream, rows: Sequence[DecodeRow]) -> DecodeInputs:
-        """Fill in the header of a round and enqueue its single upload."""
+        """Fill in the header of a round and enqueue its upload, and that of masks if there are any.
+
+        Raises:
+            ShapeError: a mask is not made of words, or has too many.
+        """
+        self._upload_masks(stream, rows)
         inputs = self.decode_inputs(len(rows))
         columns, sampler = inputs.columns, inputs.sampler
         positions = [row.position for row in rows]
@@ -266,6 +276,19 @@ class RoundIo:
         stream.upload(self._device.rows(0, nbytes), self._pinned.rows(0, nbytes))
         self._has_new_tables = False
 
+    def _upload_masks(self, stream: Stream, rows: Sequence[DecodeRow]) -> None:
+        """Make the masks of the block those of the rows; rows beyond them may keep old ones."""
+        last = max((index for index, row in enumerate(rows, 1) if row.mask is not None), default=0)
+        num_stale = min(len(rows), max(last, self._num_masked))
+        if num_stale == 0:
+            return
+        masks = self._mask.rows(0, num_stale)
+        staged = self._staged(masks).reshape(num_stale, -1)
+        for row, words in zip(rows, staged, strict=False):
+            _write_mask(row.mask, words)
+        stream.upload(masks, self._pinned_twin(masks))
+        self._num_masked = last if self._num_masked <= len(rows) else self._num_masked
+
     def _put(self, field: Tensor, values: npt.ArrayLike) -> None:
         words = np.asarray(values, np.dtype(field.dtype.value))
         self._staged(field)[:] = words.reshape(-1).view(np.uint8)
@@ -274,6 +297,12 @@ class RoundIo:
         """Pinned bytes of a device field."""
         first = field.address - self._device.address
         return self._bytes[first : first + field.nbytes]
+
+    def _pinned_twin(self, field: Tensor) -> Tensor:
+        """Pinned counterpart of a device field."""
+        return Tensor(
+            field.address - self._device.address + self._pinned.address, field.dtype, field.shape
+        )
 
 
 class _Carver:
@@ -335,6 +364,17 @@ def _header_bytes(shape: RoundShape) -> int:
 def _block_bytes(shape: RoundShape) -> int:
     tables = _aligned(4 * shape.table_rows * shape.table_width)
     return _header_bytes(shape) + tables + _aligned(4 * shape.max_rows * shape.mask_words)
+
+
+def _write_mask(mask: TokenMask | None, words: npt.NDArray[np.uint8]) -> None:
+    """Write one row's mask, [bytes of a row]."""
+    if mask is None:
+        words[:] = 0xFF
+        return
+    if len(mask) % 4 or len(mask) > words.size:
+        raise ShapeError(f"a mask of {len(mask)} bytes; a row has {words.size}")
+    words[: len(mask)] = np.frombuffer(mask, np.uint8)
+    words[len(mask) :] = 0
 
 
 def _seed_words(seed: int) -> tuple[int, int]:

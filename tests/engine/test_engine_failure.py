@@ -10,7 +10,7 @@ from ninfer.engine.intake import EngineState
 from ninfer.engine.resource_manager import MAX_STALE_STARTS
 from ninfer.engine.response_channel import GenerationHandle
 from ninfer.errors import EngineFailed, InvariantError
-from ninfer.generation import FinishReason, OutputPreview
+from ninfer.generation import FinishReason, OutputPreview, TokenMask
 from ninfer.program.contract import PendingBatch, PrefillStep, ResourcePlan, SequenceHandle
 from tests.support.engine_harness import EngineHarness, read_available
 from tests.support.scripted_books import Faults, ScriptedTransaction
@@ -26,8 +26,10 @@ class LyingProgram(ScriptedProgram):
 
     lie = ""
 
-    def decode(self, rows: Sequence[SequenceHandle]) -> PendingBatch:
-        batch = super().decode(rows)
+    def decode(
+        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+    ) -> PendingBatch:
+        batch = super().decode(rows, masks)
         first, last = batch.rows[0], batch.rows[-1]
         match self.lie:
             case "drop a row":

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ninfer.errors import InvariantError
-from ninfer.generation import PreparedPrompt
+from ninfer.generation import PreparedPrompt, TokenMask
 from ninfer.program.contract import (
     BackfillProof,
     Demand,
@@ -93,6 +93,7 @@ class ScriptedProgram:
         self.pending: PendingBatch | None = None
         self.committed: dict[bytes, list[int]] = {}
         self.rounds: list[tuple[int, ...]] = []
+        self.masks: list[tuple[TokenMask | None, ...]] = []
         self.is_abandoned = False
 
     @property
@@ -177,8 +178,11 @@ class ScriptedProgram:
         entry.frontier += done
         return PrefillStep(done, left - done)
 
-    def decode(self, rows: Sequence[SequenceHandle]) -> PendingBatch:
+    def decode(
+        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+    ) -> PendingBatch:
         self.books.enter("decode")
+        self.masks.append(tuple(masks))
         if not rows or len(set(rows)) != len(rows):
             raise InvariantError("an empty round, or a row twice")
         batch = tuple(self._decode_row(row) for row in rows)

@@ -20,10 +20,11 @@ from ninfer.generation import (
     PreparedPrompt,
     SamplingParams,
     TextDelta,
+    TokenMask,
 )
 from tests.support.scripted_program import ScriptedProgram
 
-SESSION_CALLS = ("preview", "commit", "forced_suffix", "summary")
+SESSION_CALLS = ("preview", "commit", "forced_suffix", "token_mask", "summary")
 
 
 class SessionFaultError(Exception):
@@ -43,6 +44,7 @@ class ScriptedSession:
     Args:
         stop_after: tokens after which the request ends with STOP; None never stops.
         forced: suffix wanted once at least so many tokens are committed.
+        masks: allowed tokens once exactly so many tokens are committed.
         fault_at: call name to number of the call that fails.
         error: what a failing call raises.
     """
@@ -54,6 +56,7 @@ class ScriptedSession:
         *,
         stop_after: int | None = None,
         forced: Mapping[int, tuple[int, ...]] | None = None,
+        masks: Mapping[int, TokenMask] | None = None,
         fault_at: Mapping[str, int] | None = None,
         error: Callable[[str], Exception] = SessionFaultError,
     ) -> None:
@@ -61,6 +64,7 @@ class ScriptedSession:
         self._prompt = prompt
         self._stop_after = stop_after
         self._forced = dict(forced or {})
+        self._masks = dict(masks or {})
         self._fault_at = dict(fault_at or {})
         self._error = error
         self._newest: OutputPreview | None = None
@@ -104,6 +108,10 @@ class ScriptedSession:
         due = self._due()
         return () if due is None else self._forced[due]
 
+    def token_mask(self) -> TokenMask | None:
+        self._enter("token_mask")
+        return self._masks.get(len(self.committed))
+
     def summary(self) -> OutputSummary:
         self._enter("summary")
         return OutputSummary("".join(f"{token} " for token in self.committed), "", (), 0)
@@ -132,6 +140,7 @@ def make_request(
     max_new_tokens: int = 4,
     stop_after: int | None = None,
     forced: Mapping[int, tuple[int, ...]] | None = None,
+    masks: Mapping[int, TokenMask] | None = None,
     fault_at: Mapping[str, int] | None = None,
     error: Callable[[str], Exception] = SessionFaultError,
     queue_timeout_s: float | None = None,
@@ -141,7 +150,13 @@ def make_request(
     """A request with a scripted session; ``first`` names it in `ScriptedProgram.rounds`."""
     prompt = make_prompt(first, prompt_tokens)
     session = ScriptedSession(
-        program, prompt, stop_after=stop_after, forced=forced, fault_at=fault_at, error=error
+        program,
+        prompt,
+        stop_after=stop_after,
+        forced=forced,
+        masks=masks,
+        fault_at=fault_at,
+        error=error,
     )
     return GenerationRequest(
         prompt=prompt,

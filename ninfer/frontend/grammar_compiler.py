@@ -1,0 +1,250 @@
+"""Grammars to matchers, by the llguidance library.
+
+Compiling happens in the caller's thread, before a request is submitted, within limits of text, work
+and time; what cannot be honoured is refused, never weakened. Compiled grammars are kept by digest.
+The library is an optional part of the installation and is imported when it is first needed. Knows
+no protocol and no channel. Source: the serving contract, section 7; llguidance 1.x.
+"""
+
+import functools
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any, Final
+
+from ninfer.errors import NinferError, UnsupportedFeature
+from ninfer.frontend.grammar_source import GrammarKind, GrammarSource, invalid_schema
+from ninfer.frontend.output_constraint import CompiledGrammar, MaskVocabulary
+from ninfer.frontend.tokenizer import Tokenizer
+from ninfer.generation import GrammarMatcher, TokenMask
+
+_logger = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S: Final = 2.0
+CACHE_SIZE: Final = 64
+MAX_COMPILERS: Final = 4
+"""Threads that may compile at a time, those included whose caller has given up."""
+
+# The library's own defaults are not relied on; they may change with its version.
+_LIMITS: Final = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": True,
+    "verbose_errors": False,
+}
+_JSON_OPTIONS: Final = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer; safe to share between threads.
+
+    Args:
+        tokenizer: text to ids and back.
+        stop_ids: tokens that end a turn.
+        limit_s: longest time of one compilation.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: Iterable[int], *, limit_s: float = COMPILE_LIMIT_S
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = tuple(sorted(stop_ids))
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._compilers = threading.BoundedSemaphore(MAX_COMPILERS)
+        self._cache: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._tokens: tuple[Any, MaskVocabulary] | None = None
+
+    def compile(self, source: GrammarSource, field: str) -> CompiledGrammar:
+        """Make a grammar usable.
+
+        Args:
+            source: the grammar.
+            field: path that errors name.
+
+        Raises:
+            RequestError: ``invalid_json_schema``: it is no grammar, or over a limit.
+            UnsupportedFeature: this installation lacks the library.
+        """
+        library = _library(field)
+        key = hashlib.sha256(f"{source.kind.name} {source.text}".encode()).digest()
+        with self._lock:
+            found = self._cache.get(key)
+            if found is not None:
+                self._cache.move_to_end(key)
+                return found
+            # Outside the time limit: it is the model's, not the client's, and done once.
+            tokens, vocabulary = self._tokens or self._read_tokens(library)
+        master = self._within_limit(lambda: _compiled(library, tokens, source, field), field)
+        compiled = CompiledGrammar(_Master(master).new_matcher, vocabulary)
+        with self._lock:
+            self._cache[key] = compiled
+            self._cache.move_to_end(key)
+            while len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return compiled
+
+    def _read_tokens(self, library: ModuleType) -> tuple[Any, MaskVocabulary]:
+        wrapped = library.TokenizerWrapper(_TokenTable(self._tokenizer, self._stop_ids))
+        tokens = library.LLTokenizer(
+            wrapped,
+            n_vocab=self._tokenizer.addressable,
+            eos_token=list(self._stop_ids),
+            slices=library.LLTokenizer.json_slices(),
+        )
+        self._tokens = tokens, MaskVocabulary.of(self._tokenizer, self._stop_ids)
+        return self._tokens
+
+    def _within_limit(self, work: Callable[[], Any], field: str) -> Any:
+        """Run ``work`` in a thread and stop waiting at the limit; its own limits end it later."""
+        too_long = invalid_schema(field, f"takes longer than {self._limit_s:g} s to compile")
+        if not self._compilers.acquire(timeout=self._limit_s):
+            raise too_long
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
+                future.set_exception(error)
+            finally:
+                self._compilers.release()
+
+        threading.Thread(target=run, name="grammar", daemon=True).start()
+        try:
+            return future.result(self._limit_s)
+        except TimeoutError as error:
+            raise too_long from error
+        except NinferError:
+            raise
+        except BaseException as error:
+            _logger.exception("a grammar broke the compiler")
+            raise invalid_schema(field, "is not usable: the compiler gave up") from error
+
+
+class LlguidanceMatcher:
+    """`ninfer.generation.GrammarMatcher` over the library's matcher, which it owns."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the output is complete as it stands."""
+        is_complete = bool(self._matcher.is_accepting())
+        self._check()
+        return is_complete
+
+    def mask(self) -> TokenMask:
+        """Tokens the output may go on with."""
+        mask: TokenMask = self._matcher.compute_bitmask()
+        # A broken matcher answers with end tokens, as if all were well.
+        self._check()
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        """Follow a committed token."""
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise NinferError("the grammar could not be followed")
+
+
+class _Master:
+    """A matcher that has used up nothing, and is only ever copied."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self._lock = threading.Lock()
+
+    def new_matcher(self) -> GrammarMatcher:
+        with self._lock:
+            return LlguidanceMatcher(self._matcher.deep_copy())
+
+
+class _TokenTable:
+    """A tokenizer as the library wants it; special tokens are marked by a byte no text has."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = stop_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = sorted(tokenizer.added)
+        self.tokens = [
+            (b"\xff" if token_id in tokenizer.added else b"") + tokenizer.piece(token_id)
+            for token_id in range(tokenizer.addressable)
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8"), parse_special=False)
+
+
+def _compiled(library: ModuleType, tokens: Any, source: GrammarSource, field: str) -> Any:
+    try:
+        grammar = _grammar_text(library, source)
+    except ValueError as error:
+        raise invalid_schema(field, f"is not usable: {_first_line(error)}") from error
+    limits = library.LLParserLimits(**_LIMITS)
+    is_error, messages = library.LLMatcher.validate_grammar_with_warnings(
+        grammar, tokens, limits=limits
+    )
+    if is_error or messages:
+        raise invalid_schema(field, f"is not usable: {_first_line(messages[0])}")
+    matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    # The first mask builds what every copy starts with, and shows whether there is any answer.
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise invalid_schema(field, f"is not usable: {_first_line(matcher.get_error())}")
+    if not any(mask):
+        raise invalid_schema(field, "allows no answer")
+    return matcher
+
+
+def _grammar_text(library: ModuleType, source: GrammarSource) -> Any:
+    matcher = library.LLMatcher
+    match source.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return matcher.grammar_from_json_schema(source.text, overrides=_JSON_OPTIONS)
+        case GrammarKind.REGEX:
+            return matcher.grammar_from_regex(source.text)
+        case GrammarKind.LARK:
+            return matcher.grammar_from_lark(source.text)
+
+
+def _first_line(message: object) -> str:
+    lines = str(message).strip().splitlines()
+    return lines[0][:200] if lines else "no reason is given"
+
+
+@functools.cache
+def _imported() -> ModuleType | None:
+    try:
+        import llguidance
+    except ImportError:
+        return None
+    return llguidance
+
+
+def _library(field: str) -> ModuleType:
+    library = _imported()
+    if library is None:
+        raise UnsupportedFeature(
+            f"{field} needs the extra ninfer[structured], which is not installed", field=field
+        )
+    return library
