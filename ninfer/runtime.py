@@ -1,34 +1,28 @@
-"""The library entry, and the only place that builds and closes a whole stack.
+"""The library entry: `Engine` generates, `Scorer` scores texts.
 
-    artifact -> contract -> frontend, device -> Program -> engine and its worker
-
-`Engine` generates, `Scorer` scores texts; the purpose of a stack is fixed when it is built. Both
-own everything below them and are context managers. Knows no protocol and no terminal.
+Both own a whole stack, are context managers and free everything when they close; the purpose of a
+stack is fixed when it is built. Knows no protocol and no terminal.
 """
 
-import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ninfer.artifact.reader import ArtifactReader
-from ninfer.config import EngineConfig, Purpose, fitted
-from ninfer.device import Device
+from ninfer.config import EngineConfig, Purpose
 from ninfer.engine.engine_core import EngineCore
 from ninfer.engine.engine_status import EngineStatus as EngineStatus
 from ninfer.engine.engine_worker import EngineWorker
 from ninfer.engine.intake import EngineState as EngineState
 from ninfer.engine.response_channel import GenerationHandle as GenerationHandle
 from ninfer.engine.scoring import CausalScoreCore, TextScore
-from ninfer.errors import ConfigurationError, DeviceUnavailable, RequestError
+from ninfer.errors import ConfigurationError, RequestError
 from ninfer.frontend.conversation import Conversation
-from ninfer.frontend.frontend import Frontend, OutputOptions, PreparedInput, PromptOptions
+from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
 from ninfer.generation import (
     CacheMode,
@@ -37,11 +31,7 @@ from ninfer.generation import (
     GenerationResult,
     SamplingParams,
 )
-from ninfer.host.device import HostDevice
-from ninfer.models.qwen_hybrid.binding import bind
-from ninfer.program.program import ModelProgram
-from ninfer.program.program_builder import build_program
-from ninfer.version import __version__
+from ninfer.model_stack import LoadedModel, Progress
 
 DEFAULT_MAX_NEW_TOKENS = 8192
 """Output budget of a request that names none; clamped to the context like every budget."""
@@ -50,11 +40,6 @@ NON_THINKING_PRESET = SamplingParams(
     temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, presence_penalty=1.5
 )
 """Sampling of chat answers without thinking (serving contract, section 4)."""
-
-Progress = Callable[[int, int], None]
-
-_FINGERPRINT_BLOCKS = 64
-_FINGERPRINT_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +104,7 @@ class Engine:
         if config.purpose is not Purpose.GENERATION:
             raise ConfigurationError("an Engine generates; use Scorer to score", field="purpose")
         with ExitStack() as stack:
-            loaded = stack.enter_context(_LoadedModel(model, config, chat_template, progress))
+            loaded = stack.enter_context(LoadedModel(model, config, chat_template, progress))
             core = EngineCore(
                 loaded.program,
                 max_pending=config.max_pending,
@@ -287,7 +272,7 @@ class Scorer:
         config = config or EngineConfig(shrinks_context=True)
         config = replace(config, purpose=Purpose.CAUSAL_SCORING)
         with ExitStack() as stack:
-            loaded = stack.enter_context(_LoadedModel(model, config, None, progress))
+            loaded = stack.enter_context(LoadedModel(model, config, None, progress))
             self._stack = stack.pop_all()
         self._core = CausalScoreCore(loaded.program, max_context=loaded.config.max_context)
         self._lock = threading.Lock()
@@ -321,93 +306,3 @@ class Scorer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _LoadedModel:
-    """Frontend, device and Program of one artifact; closes them in reverse order."""
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        config: EngineConfig,
-        chat_template: str | None,
-        progress: Progress | None,
-    ) -> None:
-        with ExitStack() as stack:
-            with ArtifactReader.open(Path(model)) as reader:
-                bound = bind(reader)
-                self.max_positions = bound.geometry.max_positions
-                self.artifact_time = int(os.stat(reader.path).st_mtime)
-                config = fitted(config, self.max_positions)
-                self.config = config
-                self.model_id = bound.package.model_id
-                self.weights_id = bound.weights_id
-                self.frontend = Frontend(bound.resources, chat_template=chat_template)
-                device = stack.enter_context(open_device(config.device))
-                self.fingerprint = _fingerprint(reader, config, device)
-                self.program: ModelProgram = build_program(config, bound, reader, device, progress)
-                stack.callback(self.program.close)
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-
-def _fingerprint(reader: ArtifactReader, config: EngineConfig, device: Device) -> str:
-    """Digest of the version, the bit-relevant options and samples of the whole file."""
-    digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
-    digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
-    stride = max(1, reader.file_bytes // _FINGERPRINT_BLOCKS)
-    with open(reader.path, "rb") as file:
-        digest.update(file.read(reader.payload_start))
-        for start in range(0, reader.file_bytes, stride):
-            file.seek(start)
-            digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
-    return f"nf_{digest.hexdigest()[:16]}"
-
-
-def open_device(name: str) -> Device:
-    """Open the device a configuration names.
-
-    Args:
-        name: ``"host"``, the number of a CUDA device, or ``"auto"`` for the best there is.
-
-    Raises:
-        ConfigurationError: it is none of these.
-        DeviceUnavailable: there is no such device.
-    """
-    if name == "host":
-        return HostDevice()
-    if name == "auto":
-        try:
-            return _open_cuda(0)
-        except DeviceUnavailable:
-            return HostDevice()
-    if not (name.isascii() and name.isdigit()):
-        raise ConfigurationError(
-            f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"
-        )
-    return _open_cuda(int(name))
-
-
-def _open_cuda(ordinal: int) -> Device:
-    """Open a CUDA device; its code is an optional dependency, loaded when one is asked for.
-
-    Raises:
-        DeviceUnavailable: there is no such device, or its dependencies are not installed.
-    """
-    try:
-        from ninfer.cuda.device import CudaDevice
-    except ImportError as error:
-        raise DeviceUnavailable(
-            f"device {ordinal}: {error}; install ninfer[cuda] or use --device host"
-        ) from error
-    return CudaDevice(ordinal)

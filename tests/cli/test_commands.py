@@ -141,7 +141,7 @@ def test_limit_is_an_exit_code_only_when_asked_for(model: Path) -> None:
         (("--prompt", "hi", "--stop", ""), 5, "stop[0]"),
         (("--prompt", "hi", "--image", "x.png"), 5, "images"),
         (("--prompt", "x " * 6000), 5, "prompt is too long"),
-        (("--prompt", "hi", "--device", "0"), 4, "device 0"),
+        (("--prompt", "hi", "--device", "99"), 4, "CUDA"),
         (("--prompt", "hi", "--device", "tpu"), 2, "device"),
         (("--prompt", "hi", "--prefill-chunk", "100"), 2, "prefill_chunk"),
         (("--prompt", "hi", "--max-context", "100000"), 2, "max_context"),

@@ -1,0 +1,130 @@
+"""One artifact on one device: what both purposes of the library stand on.
+
+    artifact -> contract -> frontend, device -> Program
+
+The only place that picks a concrete device and builds a Program. Who drives the Program, and for
+what, is not known here.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ninfer.artifact.reader import ArtifactReader
+from ninfer.config import EngineConfig, fitted
+from ninfer.device import Device
+from ninfer.errors import ConfigurationError, DeviceUnavailable
+from ninfer.frontend.frontend import Frontend
+from ninfer.host.device import HostDevice
+from ninfer.models.qwen_hybrid.binding import bind
+from ninfer.program.program import ModelProgram
+from ninfer.program.program_builder import build_program
+from ninfer.version import __version__
+
+Progress = Callable[[int, int], None]
+
+_FINGERPRINT_BLOCKS = 64
+_FINGERPRINT_BLOCK_BYTES = 4096
+
+
+class LoadedModel:
+    """Frontend, device and Program of one artifact; closes them in reverse order.
+
+    Attributes:
+        config: start-up options, with the context this model gets.
+        model_id, weights_id: identity of the artifact.
+        max_positions: longest context the model knows.
+        artifact_time: time of the file, seconds since the epoch.
+        fingerprint: changes exactly when something that can change bits changes.
+        frontend, program: what was built; ``program`` is closed with this.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        config: EngineConfig,
+        chat_template: str | None,
+        progress: Progress | None,
+    ) -> None:
+        with ExitStack() as stack:
+            with ArtifactReader.open(Path(model)) as reader:
+                bound = bind(reader)
+                self.max_positions = bound.geometry.max_positions
+                self.artifact_time = int(os.stat(reader.path).st_mtime)
+                config = fitted(config, self.max_positions)
+                self.config = config
+                self.model_id = bound.package.model_id
+                self.weights_id = bound.weights_id
+                self.frontend = Frontend(bound.resources, chat_template=chat_template)
+                device = stack.enter_context(open_device(config.device))
+                self.fingerprint = _fingerprint(reader, config, device)
+                self.program: ModelProgram = build_program(config, bound, reader, device, progress)
+                stack.callback(self.program.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+def _fingerprint(reader: ArtifactReader, config: EngineConfig, device: Device) -> str:
+    """Digest of the version, the bit-relevant options and samples of the whole file."""
+    digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
+    digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
+    stride = max(1, reader.file_bytes // _FINGERPRINT_BLOCKS)
+    with open(reader.path, "rb") as file:
+        digest.update(file.read(reader.payload_start))
+        for start in range(0, reader.file_bytes, stride):
+            file.seek(start)
+            digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
+    return f"nf_{digest.hexdigest()[:16]}"
+
+
+def open_device(name: str) -> Device:
+    """Open the device a configuration names.
+
+    Args:
+        name: ``"host"``, the number of a CUDA device, or ``"auto"`` for the best there is.
+
+    Raises:
+        ConfigurationError: it is none of these.
+        DeviceUnavailable: there is no such device.
+    """
+    if name == "host":
+        return HostDevice()
+    if name == "auto":
+        try:
+            return _open_cuda(0)
+        except DeviceUnavailable:
+            return HostDevice()
+    if not (name.isascii() and name.isdigit()):
+        raise ConfigurationError(
+            f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"
+        )
+    return _open_cuda(int(name))
+
+
+def _open_cuda(ordinal: int) -> Device:
+    """Open a CUDA device; its code is an optional dependency, loaded when one is asked for.
+
+    Raises:
+        DeviceUnavailable: there is no such device, or its dependencies are not installed.
+    """
+    try:
+        from ninfer.cuda.device import CudaDevice
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"device {ordinal}: {error}; install ninfer[cuda] or use --device host"
+        ) from error
+    return CudaDevice(ordinal)
