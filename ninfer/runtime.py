@@ -31,7 +31,8 @@ from ninfer.generation import (
     GenerationResult,
     SamplingParams,
 )
-from ninfer.model_stack import LoadedModel, Progress
+from ninfer.model_stack import LoadedModel
+from ninfer.model_stack import Progress as Progress
 
 DEFAULT_MAX_NEW_TOKENS = 8192
 """Output budget of a request that names none; clamped to the context like every budget."""

@@ -14,6 +14,7 @@ from ninfer.frontend.frontend import OutputOptions, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.json_fields import Fields
+from ninfer.gateway.media_source import MediaSource
 from ninfer.gateway.openai_fields import (
     RequestHeaders,
     check_model,
@@ -66,7 +67,7 @@ def translate_chat(
     has_timings = bool(fields.boolean("timings_per_token"))
     cache, session_key = read_cache_members(fields, context, headers)
     prompt = read_prompt_options(fields, settings)
-    conversation = read_conversation(fields)
+    conversation = read_conversation(fields, settings)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
     prepared = engine.frontend.prepare(conversation, prompt)
@@ -99,8 +100,8 @@ def translate_chat(
     )
 
 
-def read_conversation(fields: Fields) -> Conversation:
-    """Read ``messages``, ``tools`` and ``tool_choice``.
+def read_conversation(fields: Fields, settings: GatewaySettings) -> Conversation:
+    """Read ``messages``, ``tools`` and ``tool_choice``; images are acquired and checked.
 
     Raises:
         RequestError: a member is missing or invalid.
@@ -109,7 +110,9 @@ def read_conversation(fields: Fields) -> Conversation:
     if not fields.has("messages"):
         raise fields.missing("messages")
     tools = parse_tools(fields.raw("tools"))
-    return Conversation(parse_messages(fields.raw("messages")), tools, _tool_choice(fields))
+    messages = parse_messages(fields.raw("messages"))
+    MediaSource(settings).chat_images(fields.raw("messages"))
+    return Conversation(messages, tools, _tool_choice(fields))
 
 
 def read_prompt_options(fields: Fields, settings: GatewaySettings) -> PromptOptions:

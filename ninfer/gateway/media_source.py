@@ -1,0 +1,142 @@
+"""Bytes of the images in a request: data URLs, base64 blocks, and URLs under the guard.
+
+Everything is fetched and checked before the engine is asked; what happens to the pixels is none of
+this module's business. Source: the serving contract, section 10.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ninfer.errors import RequestError, UnsupportedFeature
+from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.image_header import MAX_IMAGE_BYTES, ImageHeader, checked_image
+from ninfer.gateway.json_fields import Fields
+from ninfer.gateway.media_url import UrlFetcher
+from ninfer.generation import shown
+
+MAX_IMAGES: Final = 64
+_DATA_URL: Final = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """One image as it came, and what its header says."""
+
+    data: bytes
+    header: ImageHeader
+
+
+class MediaSource:
+    """Acquires images for one server; safe to share between threads.
+
+    Args:
+        settings: whether and from where URLs may be fetched.
+        fetcher: replaces the real network.
+    """
+
+    def __init__(self, settings: GatewaySettings, fetcher: UrlFetcher | None = None) -> None:
+        self._settings = settings
+        self._fetcher = fetcher or UrlFetcher(settings.media_url_hosts, MAX_IMAGE_BYTES)
+
+    def chat_images(self, messages: Sequence[Mapping[str, Any]]) -> tuple[ImageBytes, ...]:
+        """Images of chat messages, in order; the messages have passed their own checks.
+
+        Raises:
+            RequestError: one is invalid, forbidden, out of reach, or there are too many.
+        """
+        parts = [
+            (part, f"messages[{index}].content[{place}]")
+            for index, message in enumerate(messages)
+            if isinstance(message.get("content"), list)
+            for place, part in enumerate(message["content"])
+            if isinstance(part, dict) and part.get("type") in ("image_url", "image", "video_url")
+        ]
+        check_image_count(len(parts), "messages")
+        return tuple(self._chat_image(part, path) for part, path in parts)
+
+    def from_url(self, url: str, path: str) -> ImageBytes:
+        """An image behind a data URL or an http(s) URL.
+
+        Raises:
+            RequestError: it is invalid, forbidden or out of reach.
+        """
+        if url[:5].lower() == "data:":
+            return self.from_base64(_data_of(url, path), path)
+        if url[:5].lower() == "file:" or not self._settings.has_media_urls:
+            raise RequestError(
+                f"{path} is {shown(url)}; this server takes "
+                + ("http(s) and data URLs" if self._settings.has_media_urls else "data URLs only"),
+                code="media_url_forbidden",
+                field=path,
+            )
+        data = self._fetcher.fetch(url, path, self._settings.pending_timeout_s)
+        return ImageBytes(data, checked_image(data, path))
+
+    def from_base64(self, text: str, path: str) -> ImageBytes:
+        """An image spelled in base64.
+
+        Raises:
+            RequestError: it is no base64, or no image within the limits.
+        """
+        if len(text) // 4 * 3 > MAX_IMAGE_BYTES + 3:
+            raise RequestError(
+                f"{path} has more than {MAX_IMAGE_BYTES} bytes",
+                code="media_budget_exceeded",
+                field=path,
+            )
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RequestError(f"{path} is no base64", code="invalid_media", field=path) from error
+        return ImageBytes(data, checked_image(data, path))
+
+    def _chat_image(self, part: Mapping[str, Any], path: str) -> ImageBytes:
+        fields = Fields(part, path)
+        if part["type"] == "video_url":
+            raise UnsupportedFeature(f"{path} is a video; videos are not supported yet", field=path)
+        name = "image_url" if fields.has("image_url") else "image"
+        value = fields.raw(name)
+        if value is None:
+            raise fields.missing("image_url")
+        if isinstance(value, str):
+            return self.from_url(value, fields.path(name))
+        inner = fields.nested(name)
+        url = None if inner is None else inner.text("url")
+        if inner is None or url is None:
+            raise RequestError(
+                f"{fields.path(name)}.url is missing",
+                code="missing_field",
+                field=f"{fields.path(name)}.url",
+            )
+        if inner.choice("detail", ("auto", "low", "high")) not in (None, "auto"):
+            raise RequestError(
+                f"{inner.path('detail')} is not supported; only auto is",
+                code="unsupported_value",
+                field=inner.path("detail"),
+            )
+        return self.from_url(url, inner.path("url"))
+
+
+def check_image_count(count: int, path: str) -> None:
+    """Refuse more images than one request may have.
+
+    Raises:
+        RequestError: ``media_budget_exceeded``.
+    """
+    if count > MAX_IMAGES:
+        raise RequestError(
+            f"{path} has {count} images; allowed is {MAX_IMAGES}",
+            code="media_budget_exceeded",
+            field=path,
+        )
+
+
+def _data_of(url: str, path: str) -> str:
+    match = _DATA_URL.match(url)
+    if match is None or ";base64" not in match.group(2).lower():
+        raise RequestError(f"{path} is no base64 data URL", code="invalid_media", field=path)
+    return url[match.end() :]
