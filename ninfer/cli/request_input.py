@@ -14,6 +14,8 @@ from ninfer.cli.exit_codes import UsageError
 from ninfer.cli.options import sampling_params
 from ninfer.errors import RequestError, UnsupportedFeature
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
+from ninfer.frontend.grammar_source import schema_source
+from ninfer.frontend.output_constraint import CompiledGrammar
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, RequestOptions
 
 
@@ -91,8 +93,6 @@ def prepare_input(engine: Engine, options: argparse.Namespace) -> PreparedInput:
         raise UnsupportedFeature(
             "images cannot be read: this build runs text only", code="vision_disabled"
         )
-    if options.json_schema is not None:
-        raise UnsupportedFeature("--json-schema: structured output is not available yet")
     if options.prompt_tokens is not None:
         value = read_json(options.prompt_tokens)
         return engine.frontend.prepare_tokens(read_token_list(value, options.prompt_tokens))
@@ -129,5 +129,18 @@ def request_options(
     return RequestOptions(
         sampling=sampling_params(options, preset),
         max_new_tokens=wanted,
-        output=OutputOptions(stop=tuple(options.stop), thinking_budget=options.thinking_budget),
+        output=OutputOptions(
+            stop=tuple(options.stop),
+            thinking_budget=options.thinking_budget,
+            grammar=_grammar(engine, options),
+        ),
     )
+
+
+def _grammar(engine: Engine, options: argparse.Namespace) -> CompiledGrammar | None:
+    # Not every command that makes requests can constrain them.
+    path = getattr(options, "json_schema", None)
+    if path is None:
+        return None
+    source = schema_source(read_json(path), "json_schema")
+    return engine.frontend.compile_grammar(source, "json_schema")

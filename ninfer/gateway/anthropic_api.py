@@ -32,6 +32,7 @@ from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
 from ninfer.gateway.sampling_fields import effective_sampling, read_sampling
+from ninfer.gateway.structured_fields import WantedGrammar, read_anthropic_grammar, with_grammar
 from ninfer.gateway.thinking_budget import with_default_budget
 from ninfer.generation import CacheMode
 from ninfer.runtime import Engine, RequestOptions
@@ -64,6 +65,7 @@ class _MessagesBody:
     thinking: ThinkingChoice
     effort: str | None
     tool_use: ToolUse
+    grammar: WantedGrammar | None
     cache: CacheMode
     session_key: str | None
     conversation: AnthropicConversation
@@ -95,6 +97,7 @@ def translate_messages(
         room = engine.frontend.output_room(prepared.prompt, max_tokens, engine.config.max_context)
         engine.frontend.check_thinking_budget(prepared, output.thinking_budget, room)
         output = with_default_budget(output, prepared, engine, settings, max_tokens)
+        output = with_grammar(output, read.grammar, engine.frontend)
     except RequestError as error:
         raise renamed(error, _path_in(read.conversation)) from error
     identity = MessageIdentity(
@@ -161,13 +164,25 @@ def _read(
         thinking=read_thinking(fields, context, limit),
         effort=read_effort(fields, context),
         tool_use=tool_use,
+        grammar=read_anthropic_grammar(fields),
         cache=cache,
         session_key=session_key,
         conversation=conversation,
     )
     context.ignored.extend(conversation.ignored)
     settle_members(fields, context, settings)
+    _check_begun_answer(read)
     return read
+
+
+def _check_begun_answer(read: _MessagesBody) -> None:
+    if read.grammar is not None and read.conversation.is_prefill:
+        raise RequestError(
+            "output_config.format contradicts a final assistant message: the format is that of a "
+            "whole answer",
+            code="conflicting_parameters",
+            field="output_config.format",
+        )
 
 
 def _prepared(read: _MessagesBody, engine: Engine, settings: GatewaySettings) -> PreparedInput:

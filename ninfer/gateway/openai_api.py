@@ -31,6 +31,7 @@ from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
 from ninfer.gateway.sampling_fields import effective_sampling, read_sampling
+from ninfer.gateway.structured_fields import read_openai_grammar, with_grammar
 from ninfer.gateway.thinking_budget import with_default_budget
 from ninfer.generation import shown
 from ninfer.runtime import Engine, RequestOptions
@@ -56,7 +57,7 @@ def translate_chat(
     check_model(fields, engine.model_id, settings)
     refuse_what_is_not_offered(fields)
     _refuse_logprobs(fields)
-    _refuse_structured(fields)
+    wanted = read_openai_grammar(fields)
     stream = read_stream(fields)
     max_tokens = read_max_tokens(
         fields, ("max_tokens", "max_completion_tokens"), settings.default_max_tokens
@@ -72,6 +73,7 @@ def translate_chat(
     settle_unknown(fields, context, is_strict=settings.is_strict)
     prepared = engine.frontend.prepare(conversation, prompt)
     output = with_default_budget(output, prepared, engine, settings, max_tokens)
+    output = with_grammar(output, wanted, engine.frontend)
     sampling = effective_sampling(asked, engine.sampling_preset(prepared), settings)
     identity = ReplyIdentity(
         reply_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -175,22 +177,6 @@ def _refuse_logprobs(fields: Fields) -> None:
         )
     if is_wanted:
         raise UnsupportedFeature("logprobs is not supported yet", field="logprobs")
-
-
-def _refuse_structured(fields: Fields) -> None:
-    response_format = fields.nested("response_format")
-    if response_format is not None:
-        kind = response_format.choice("type", ("text", "json_object", "json_schema"))
-        if kind is None:
-            raise response_format.missing("type")
-        if kind != "text":
-            raise UnsupportedFeature(
-                f"response_format {kind} is not supported yet", field="response_format"
-            )
-    if fields.has("structured_outputs"):
-        raise UnsupportedFeature(
-            "structured_outputs is not supported yet", field="structured_outputs"
-        )
 
 
 def _switch(fields: Fields, variables: Fields, name: str) -> bool | None:

@@ -33,6 +33,7 @@ from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
 from ninfer.gateway.sampling_fields import effective_sampling, read_sampling
+from ninfer.gateway.structured_fields import read_openai_grammar, with_grammar
 from ninfer.generation import (
     FinishReason,
     GenerationEvent,
@@ -68,10 +69,12 @@ def translate_completion(
     output = OutputOptions(
         stop=read_stops(fields, "stop"), ignore_eos=bool(fields.boolean("ignore_eos"))
     )
+    wanted = read_openai_grammar(fields)
     cache, session_key = read_cache_members(fields, context, headers)
     prepared = _prepared(fields, engine.frontend)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
+    output = with_grammar(output, wanted, engine.frontend)
     sampling = effective_sampling(asked, engine.sampling_preset(prepared), settings)
     identity = ReplyIdentity(
         reply_id=f"cmpl-{secrets.token_hex(12)}",
