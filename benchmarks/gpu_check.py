@@ -19,8 +19,11 @@ from typing import Any
 import numpy as np
 
 from ninfer.cuda.device import CudaDevice
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import prebuilt
 from ninfer.device import host_array
+from ninfer.kernels.cuda import sampling as cuda_sampling
+from ninfer.kernels.cuda.choice_passes import SLICES
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import embedding, kv_cache, linear, norm, pointwise, sampling
 from ninfer.ops.context import make_context
@@ -31,6 +34,7 @@ from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
 VOCABULARY = 248320
 CALLS = 40
 REPLAYS = 20
+STAGING_BYTES = 256 << 20
 
 
 class Bench:
@@ -41,7 +45,8 @@ class Bench:
         self.stream = device.stream()
         self.ctx = make_context(device, self.stream)
         self.arena = device.arena("benchmark", 4 << 30)
-        self.staging = device.pinned_arena("staging", 64 << 20).take((64 << 20,), DType.U8)
+        self.pinned = device.pinned_arena("staging", STAGING_BYTES)
+        self.staging = self.pinned.take((STAGING_BYTES,), DType.U8)
         self.rng = np.random.default_rng(0)
 
     def put(self, values: Any, dtype: DType) -> Tensor:
@@ -87,6 +92,14 @@ def copy_gb_s(bench: Bench) -> float:
     source = bench.arena.take((1 << 30,), DType.U8)
     target = bench.arena.take((1 << 30,), DType.U8)
     return 2 * (1 << 30) / bench.time_us(lambda: bench.stream.copy(target, source), 4) / 1e3
+
+
+def link_gb_s(bench: Bench) -> dict[str, float]:
+    """Bandwidth of pinned copies over the host link."""
+    target = bench.arena.take((STAGING_BYTES,), DType.U8)
+    up = bench.time_us(lambda: bench.stream.upload(target, bench.staging), 2)
+    down = bench.time_us(lambda: bench.stream.download(bench.staging, target), 2)
+    return {"up": STAGING_BYTES / up / 1e3, "down": STAGING_BYTES / down / 1e3}
 
 
 def columns_us(bench: Bench) -> dict[str, float]:
@@ -189,11 +202,45 @@ def sampling_us(bench: Bench) -> dict[str, float]:
                     ),
                     calls=10,
                 )
+    rows = _rows(bench, 8, 0.7, 20, 0.8, 1.5)
+    launches = choice_launches(bench, logits, rows, counts, slots, mask, tokens)
+    for length in range(1, len(launches) + 1):
+        found[f"sample top_k 20, top_p 0.8 B=8, first {length} kernels"] = bench.time_us(
+            partial(_launch_all, bench, launches[:length]), calls=10
+        )
     logprobs = bench.arena.take((8,), DType.F32)
     found["score B=8"] = bench.time_us(
         lambda: sampling.score(bench.ctx, logits, tokens, VOCABULARY, logprobs, slots), calls=10
     )
     return found
+
+
+def _launch_all(bench: Bench, launches: list[tuple[Kernel, tuple[int, ...]]]) -> None:
+    for kernel, args in launches:
+        bench.stream.launch(kernel, (SLICES, 8, 1), args)
+
+
+def choice_launches(
+    bench: Bench,
+    logits: Tensor,
+    rows: SamplerRows,
+    counts: Tensor,
+    slots: Tensor,
+    mask: Tensor,
+    tokens: Tensor,
+) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """Kernels of one choice and their arguments, recorded from the launcher."""
+    launches: list[tuple[Kernel, tuple[int, ...]]] = []
+
+    class Recorder:
+        scratch = bench.stream.scratch
+
+        def launch(self, kernel: Kernel, grid: object, args: tuple[int, ...]) -> None:
+            launches.append((kernel, args))
+
+    recorder: Any = Recorder()
+    cuda_sampling.sample(recorder, logits, rows, counts, slots, mask, VOCABULARY, tokens)
+    return launches
 
 
 def _rows(
@@ -247,12 +294,14 @@ def main(arguments: list[str]) -> None:
             "driver": device.properties.driver_version,
             "multiprocessors": device.properties.num_multiprocessors,
             "copy_gb_s": round(copy_gb_s(bench), 1),
+            "link_gb_s": {name: round(value, 1) for name, value in link_gb_s(bench).items()},
         }
         figures: dict[str, float] = {}
         for measure in (columns_us, append_us, sampling_us, python_us):
             figures |= measure(bench)
         document["us"] = {name: round(value, 2) for name, value in figures.items()}
         bench.arena.close()
+        bench.pinned.close()
     text = json.dumps(document, indent=1)
     sys.stdout.write(text + "\n")
     if "OUT" in os.environ:

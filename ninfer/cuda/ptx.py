@@ -106,6 +106,20 @@ load_f32 = define("ld.global.f32 $0, [$1];", [_F32], [_U64], is_ordered=True)
 load_f32x2 = define("ld.global.v2.f32 {$0,$1}, [$2];", [_F32] * 2, [_U64], is_ordered=True)
 load_f32x4 = define("ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", [_F32] * 4, [_U64], is_ordered=True)
 
+# Loads that happen only where a flag is not 0, and give 0 elsewhere; no branch.
+load_u32_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.u32 $0, 0; @p ld.global.u32 $0, [$1]; }",
+    [_U32],
+    [_U64, _U32],
+    is_ordered=True,
+)
+load_f32_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$1]; }",
+    [_F32],
+    [_U64, _U32],
+    is_ordered=True,
+)
+
 # Global stores and integer reductions.
 store_u32x4 = define(
     "st.global.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U64] + [_U32] * 4, is_ordered=True
@@ -142,6 +156,7 @@ store_f32_if = define(
 
 # Words and numbers.
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
+smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
@@ -228,6 +243,10 @@ load_matrices_transposed = define(
     [_U32] * 4,
     [_U32],
     is_ordered=True,
+)
+# One 8x8 matrix of sixteen-bit elements that lies over the lanes, transposed.
+transpose_matrix = define(
+    "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", [_U32], [_U32], is_ordered=True
 )
 
 

@@ -23,6 +23,7 @@ from ninfer.kernels.cuda.choice_passes import (
     NUCLEUS_IDS,
     ROW_BYTES,
     SLICES,
+    STRIDE,
 )
 from ninfer.kernels.cuda.choice_selection import BLOCK, select_word, short_word
 from ninfer.kernels.cuda.choice_values import NUM_BINS
@@ -73,6 +74,29 @@ def _conclude(scratch: int, best: Any, target: int) -> None:
         chosen = lowest
     if cuda.threadIdx.x == 0:
         ptx.store_u32(target, uint32(chosen))
+
+
+@device_function
+def _score(
+    value: Any,
+    token: Any,
+    end: Any,
+    largest: Any,
+    temperature: Any,
+    floor: Any,
+    position: Any,
+    seed_low: Any,
+    seed_high: Any,
+) -> Any:
+    """Word of an id's score; 0 for one that a filter has taken out."""
+    found = uint64(0)
+    word = values.candidate_word(value, token)
+    if word != uint64(0) and short_word(word) >= end:
+        score = (value - largest) / temperature
+        if not floor > float32(0.0) or values.share_of(score) >= floor:
+            score += values.gumbel_noise(position, token, seed_low, seed_high)
+            found = values.score_word(score, token)
+    return found
 
 
 @cache
@@ -136,19 +160,26 @@ def make_draw() -> Kernel:
                 )
                 end = max(end, nucleus_end)
             floor = min(passes.row_value(min_ps, row), float32(1.0))
-            position = passes.row_word(positions, row)
-            seed_low = ptx.load_u32(seeds + uint64(row) * uint64(8))
-            seed_high = ptx.load_u32(seeds + uint64(row) * uint64(8) + uint64(4))
+            row_settings = (
+                end,
+                largest,
+                temperature,
+                floor,
+                passes.row_word(positions, row),
+                ptx.load_u32(seeds + uint64(row) * uint64(8)),
+                ptx.load_u32(seeds + uint64(row) * uint64(8) + uint64(4)),
+            )
             first, stop = passes.slice_bounds(addressable)
-            for token in range(first + tid, stop, BLOCK):
-                if values.is_permitted(mask_row, token):
-                    value = values.penalised_logit(line, counted, token, once, each)
-                    word = values.candidate_word(value, token)
-                    score = (value - largest) / temperature
-                    is_kept = word != uint64(0) and short_word(word) >= end
-                    if is_kept and (not floor > float32(0.0) or values.share_of(score) >= floor):
-                        score += values.gumbel_noise(position, token, seed_low, seed_high)
-                        mine = max(mine, values.score_word(score, token))
+            for t0 in range(first + tid, stop, STRIDE):
+                t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
+                v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
+                v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
+                v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
+                v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+                mine = max(mine, _score(v0, t0, *row_settings))
+                mine = max(mine, _score(v1, t1, *row_settings))
+                mine = max(mine, _score(v2, t2, *row_settings))
+                mine = max(mine, _score(v3, t3, *row_settings))
         is_last = _publish(scratch, mine, parts)
         if tid < 32 and cuda.shfl_sync(0xFFFFFFFF, is_last, 0) != 0:
             _conclude(scratch, best, tokens + uint64(row) * uint64(4))

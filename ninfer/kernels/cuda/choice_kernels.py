@@ -13,6 +13,7 @@ batch. Kernels that a row's settings make idle return at once. Traffic: one pass
 each active kernel, from L2. Only one list is long, and only when very many logits are nearly equal.
 """
 
+import math
 from functools import cache
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from ninfer.kernels.cuda.choice_passes import (
     MASSES,
     NUCLEUS_IDS,
     ROW_BYTES,
+    STRIDE,
     TOP_IDS,
 )
 from ninfer.kernels.cuda.choice_selection import (
@@ -50,6 +52,15 @@ _LOW_BITS: Final = 18  # of a mass; 4096 ids of a slice sum in 32 bits
 
 ROW_PARAMS: Final = (Param.ADDRESS,) * 13 + (Param.I32,) * 3
 """Operands of every kernel, the same so that a launcher packs them once."""
+
+
+@device_function
+def _id_if(is_permitted: Any, token: Any) -> Any:
+    """The id where it is permitted, all ones elsewhere."""
+    found = uint32(0xFFFFFFFF)
+    if is_permitted != uint32(0):
+        found = uint32(token)
+    return found
 
 
 @cache
@@ -88,11 +99,20 @@ def make_survey() -> Kernel:
         once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
         mine, first_id = uint64(0), uint32(0xFFFFFFFF)
         first, stop = passes.slice_bounds(addressable)
-        for token in range(first + tid, stop, BLOCK):
-            if values.is_permitted(mask_row, token):
-                first_id = min(first_id, uint32(token))
-                value = values.penalised_logit(line, counted, token, once, each)
-                mine = max(mine, values.candidate_word(value, token))
+        for t0 in range(first + tid, stop, STRIDE):
+            t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
+            v0, p0 = values.fetch(line, mask_row, counted, once, each, t0, stop)
+            v1, p1 = values.fetch(line, mask_row, counted, once, each, t1, stop)
+            v2, p2 = values.fetch(line, mask_row, counted, once, each, t2, stop)
+            v3, p3 = values.fetch(line, mask_row, counted, once, each, t3, stop)
+            mine = max(mine, values.candidate_word(v0, t0))
+            mine = max(mine, values.candidate_word(v1, t1))
+            mine = max(mine, values.candidate_word(v2, t2))
+            mine = max(mine, values.candidate_word(v3, t3))
+            first_id = min(first_id, _id_if(p3, t3))
+            first_id = min(first_id, _id_if(p2, t2))
+            first_id = min(first_id, _id_if(p1, t1))
+            first_id = min(first_id, _id_if(p0, t0))
         mine, first_id = values.warp_best(mine), values.warp_lowest(first_id)
         if tid & 31 == 0:
             best[tid >> 5] = mine
@@ -110,14 +130,20 @@ def make_survey() -> Kernel:
 
 
 @device_function
-def _add_mass(low: Any, high: Any, place: Any, mass: Any) -> None:
-    """Add a mass to a shared bin, in two parts."""
-    lower = uint32(mass & uint64((1 << _LOW_BITS) - 1))
-    upper = uint32(mass >> uint64(_LOW_BITS))
-    if lower != uint32(0):
-        cuda.atomic.add(low, place, lower)
-    if upper != uint32(0):
-        cuda.atomic.add(high, place, upper)
+def _weigh_one(
+    number: Any, low: Any, high: Any, value: Any, largest: Any, temperature: Any
+) -> None:
+    """Count a candidate in its shared bin, and add its mass in two parts."""
+    if value > float32(-math.inf):
+        place = values.bin_of(value, largest)
+        mass = values.mass_of(value, largest, temperature)
+        cuda.atomic.add(number, place, uint32(1))
+        lower = uint32(mass & uint64((1 << _LOW_BITS) - 1))
+        upper = uint32(mass >> uint64(_LOW_BITS))
+        if lower != uint32(0):
+            cuda.atomic.add(low, place, lower)
+        if upper != uint32(0):
+            cuda.atomic.add(high, place, upper)
 
 
 @device_function
@@ -177,13 +203,16 @@ def make_weigh() -> Kernel:
             )
             once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
             first, stop = passes.slice_bounds(addressable)
-            for token in range(first + tid, stop, BLOCK):
-                if values.is_permitted(mask_row, token):
-                    value = values.penalised_logit(line, counted, token, once, each)
-                    if values.candidate_word(value, token) != uint64(0):
-                        place = values.bin_of(value, largest)
-                        cuda.atomic.add(number, place, uint32(1))
-                        _add_mass(low, high, place, values.mass_of(value, largest, temperature))
+            for t0 in range(first + tid, stop, STRIDE):
+                t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
+                v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
+                v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
+                v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
+                v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+                _weigh_one(number, low, high, v0, largest, temperature)
+                _weigh_one(number, low, high, v1, largest, temperature)
+                _weigh_one(number, low, high, v2, largest, temperature)
+                _weigh_one(number, low, high, v3, largest, temperature)
             cuda.syncthreads()
             _flush_bins(scratch, number, low, high)
 

@@ -23,6 +23,9 @@ from ninfer.kernels.cuda.choice_selection import (
 from ninfer.kernels.cuda.choice_values import NUM_BINS
 
 SLICES: Final = 64
+STRIDE: Final = 4 * BLOCK
+"""Ids of one step of a block: each thread has four loads under way."""
+
 # Scratch of one row, in bytes.
 BEST: Final = 0  # u64 [SLICES]
 LOWEST: Final = 512  # u32 [SLICES]
@@ -139,17 +142,27 @@ def list_bin(
     ids: Address,
 ) -> None:
     """List the slice's candidates that lie in a bin and not behind ``end``."""
-    tid = int32(cuda.threadIdx.x)
     first, stop = slice_bounds(addressable)
-    for start in range(first, stop, BLOCK):
-        token = int32(start) + tid
-        is_wanted = False
-        if token < stop and values.is_permitted(mask_row, token):
-            value = values.penalised_logit(line, counted, token, once, each)
-            word = values.candidate_word(value, token)
-            if word != uint64(0) and short_word(word) >= end:
-                is_wanted = values.bin_of(value, largest) == wanted_bin
-        append_id(is_wanted, token, length, ids)
+    mine = first + int32(cuda.threadIdx.x)
+    for start in range(0, stop - first, STRIDE):
+        t0 = mine + int32(start)
+        t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
+        v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
+        v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
+        v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
+        v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+        append_id(_is_in_bin(v0, t0, largest, end, wanted_bin), t0, length, ids)
+        append_id(_is_in_bin(v1, t1, largest, end, wanted_bin), t1, length, ids)
+        append_id(_is_in_bin(v2, t2, largest, end, wanted_bin), t2, length, ids)
+        append_id(_is_in_bin(v3, t3, largest, end, wanted_bin), t3, length, ids)
+
+
+@device_function
+def _is_in_bin(value: Any, token: Any, largest: Any, end: Any, wanted_bin: Any) -> Any:
+    """Whether a candidate lies in a bin and not behind ``end``."""
+    word = values.candidate_word(value, token)
+    is_kept = word != uint64(0) and short_word(word) >= end
+    return is_kept and values.bin_of(value, largest) == wanted_bin
 
 
 @device_function

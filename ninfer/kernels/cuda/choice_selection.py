@@ -120,6 +120,47 @@ def short_word(word: Any) -> Any:
 
 
 @device_function
+def _rank_word(
+    ids: Any,
+    num_ids: Any,
+    target: Any,
+    by_mass: Any,
+    logits: Any,
+    counts: Any,
+    once: Any,
+    each: Any,
+    largest: Any,
+    temperature: Any,
+    weights: Shared,
+    found: Shared,
+) -> Any:
+    """`select_word` for a list of at most `BLOCK` candidates: each thread ranks one of them."""
+    tid = int32(cuda.threadIdx.x)
+    short, weight = uint64(0), uint64(0)
+    cuda.syncthreads()
+    if tid == 0:
+        found[0] = uint64(0)
+    if tid < num_ids:
+        token = ptx.load_u32(ids + uint64(tid) * uint64(4))
+        value = penalised_logit(logits, counts, token, once, each)
+        short = short_word(candidate_word(value, token))
+        weight = uint64(1)
+        if by_mass:
+            weight = mass_of(value, largest, temperature)
+        weights[tid] = short
+        weights[tid + BLOCK] = weight
+    cuda.syncthreads()
+    reached = uint64(0)
+    for i in range(num_ids):
+        if weights[i] >= short:
+            reached += weights[i + BLOCK]
+    if tid < num_ids and reached >= target and reached - weight < target:
+        found[0] = short
+    cuda.syncthreads()
+    return found[0]
+
+
+@device_function
 def select_word(
     ids: Any,
     num_ids: Any,
@@ -146,6 +187,21 @@ def select_word(
     Returns:
         The short word; 0 when the whole list weighs less than the target.
     """
+    if num_ids <= int32(BLOCK):
+        return _rank_word(
+            ids,
+            num_ids,
+            target,
+            by_mass,
+            logits,
+            counts,
+            once,
+            each,
+            largest,
+            temperature,
+            weights,
+            found,
+        )
     tid = int32(cuda.threadIdx.x)
     prefix = uint64(0)
     left = uint64(target)

@@ -24,23 +24,38 @@ Address = Any
 
 
 @device_function
-def is_permitted(mask: Address, token: Any) -> Any:
-    """Whether the mask row permits an id."""
-    word = ptx.load_u32(mask + uint64(uint32(token) >> uint32(5)) * uint64(4))
-    return (word >> (uint32(token) & uint32(31))) & uint32(1) != uint32(0)
+def fetch(
+    logits: Address, mask: Address, counts: Address, once: Any, each: Any, token: Any, stop: Any
+) -> Any:
+    """Penalised logit of an id, -inf when it leaves the distribution, and whether it is permitted.
+
+    An id from ``stop`` on is not permitted. Nothing branches on data, so that the loads of several
+    calls are under way together. A ``mask`` of 0 permits all.
+    """
+    is_inside = uint32(int32(token) < int32(stop))
+    has_mask = is_inside & uint32(mask != uint64(0))
+    at = uint64(uint32(token)) * uint64(4)
+    word = ptx.load_u32_if(mask + uint64(uint32(token) >> uint32(5)) * uint64(4), has_mask)
+    logit = ptx.load_f32_if(logits + at, is_inside)
+    has_penalty = uint32(once != float32(0.0) or each != float32(0.0))
+    count = int32(ptx.load_u32_if(counts + at, is_inside & has_penalty))
+    permitted = is_inside & ((word >> (uint32(token) & uint32(31))) | uint32(mask == uint64(0)))
+    permitted = permitted & uint32(1)
+    value = min(logit, float32(LARGEST_F32)) + float32(0.0)  # turns -0 into 0
+    penalty = once + each * float32(count)
+    if count > int32(0):
+        value -= penalty
+    # Comparisons with a number that is none are false.
+    is_number = logit > float32(-math.inf)
+    if permitted == uint32(0) or not is_number:
+        value = float32(-math.inf)
+    return value, permitted
 
 
 @device_function
 def penalised_logit(logits: Address, counts: Address, token: Any, once: Any, each: Any) -> Any:
-    """Penalised logit of an id; -inf when it leaves the distribution."""
-    value = ptx.load_f32(logits + uint64(token) * uint64(4))
-    if not value > float32(-math.inf):  # not a number, or -inf
-        return float32(-math.inf)
-    value = min(value, float32(LARGEST_F32)) + float32(0.0)  # turns -0 into 0
-    if once != float32(0.0) or each != float32(0.0):
-        count = ptx.load_i32(counts + uint64(token) * uint64(4))
-        if count > 0:
-            value -= once + each * float32(count)
+    """Penalised logit of a permitted id; -inf when it leaves the distribution."""
+    value, _ = fetch(logits, uint64(0), counts, once, each, token, int32(0x7FFFFFFF))
     return value
 
 
