@@ -1,0 +1,152 @@
+"""Gated causal attention over the paged cache on CUDA: launchers.
+
+Decode takes any columns: a fixed grid works on fixed splits of every column's positions
+(`attention_decode`), and partial results lie in the stream's scratch memory, for as many columns at
+a time as fit. Prefill takes consecutive positions of one sequence (`attention_prefill`). The two
+differ in arithmetic; each depends on a column's own position and cache alone.
+"""
+
+import math
+from typing import Final
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.errors import ShapeError
+from ninfer.kernels.cuda.attention_decode import make_merge, make_split
+from ninfer.kernels.cuda.attention_prefill import TILE_QUERIES, make_prefill
+from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.operand_groups import KvPlanes
+from ninfer.tensor import DType, LinearInput, Tensor
+
+_BLOCKS: Final = 132  # one on each multiprocessor of an H200; right on any other device
+_HEAD_DIMS: Final = (64, 128, 256)
+_LOG2_E: Final = math.log2(math.e)
+
+
+def paged_decode(
+    stream: CudaStream,
+    queries: Tensor,
+    projected: Tensor,
+    kv: KvPlanes,
+    table_rows: Tensor,
+    positions: Tensor,
+    scale: float,
+    out: LinearInput,
+) -> None:
+    """Attend any columns, each over positions 0..its own.
+
+    Raises:
+        ShapeError: no kernel for these heads or planes, or a column does not fit the scratch.
+    """
+    num_columns, num_heads, head_dim = queries.shape
+    _expect_heads(head_dim, kv)
+    num_kv_heads, table_width = kv.keys.shape[1], kv.block_table.shape[1]
+    max_splits = num_splits(table_width * PAGE_TOKENS)
+    places = num_heads * max_splits
+    fitting = stream.scratch.nbytes // (4 * places * (head_dim + 2))
+    if fitting == 0:
+        raise ShapeError(f"scratch: {table_width} pages a row need more than there is")
+    split = make_split(head_dim, num_heads // num_kv_heads, kv.keys.dtype is DType.I8)
+    base, sums, padded = block_parts(out)
+    for first in range(0, num_columns, fitting):
+        count = min(fitting, num_columns - first)
+        partial = stream.scratch.address
+        stats = partial + 4 * count * places * head_dim
+        stream.launch(
+            split,
+            (_BLOCKS, 1, 1),
+            (
+                queries.rows(first, count).address,
+                *_plane_addresses(kv),
+                kv.block_table.address,
+                table_rows.rows(first, count).address,
+                positions.rows(first, count).address,
+                partial,
+                stats,
+                count,
+                num_kv_heads,
+                table_width,
+                max_splits,
+                scale * _LOG2_E,
+            ),
+        )
+        stream.launch(
+            make_merge(head_dim),
+            (count, num_heads, 1),
+            (
+                partial,
+                stats,
+                positions.address,
+                projected.address,
+                base,
+                sums,
+                num_heads,
+                num_kv_heads,
+                max_splits,
+                padded,
+                first,
+            ),
+        )
+
+
+def paged_prefill(
+    stream: CudaStream,
+    queries: Tensor,
+    projected: Tensor,
+    kv: KvPlanes,
+    table_rows: Tensor,
+    positions: Tensor,
+    scale: float,
+    out: LinearInput,
+) -> None:
+    """Attend one chunk of one sequence.
+
+    Raises:
+        ShapeError: no kernel for these heads or planes.
+    """
+    num_columns, num_heads, head_dim = queries.shape
+    _expect_heads(head_dim, kv)
+    base, sums, padded = block_parts(out)
+    stream.launch(
+        make_prefill(head_dim, kv.keys.dtype is DType.I8),
+        (blocks_for(num_columns, TILE_QUERIES), num_heads, 1),
+        (
+            queries.address,
+            projected.address,
+            *_plane_addresses(kv),
+            kv.block_table.address,
+            table_rows.address,
+            positions.address,
+            base,
+            sums,
+            num_columns,
+            num_heads,
+            kv.keys.shape[1],
+            kv.block_table.shape[1],
+            padded,
+            scale * _LOG2_E,
+        ),
+    )
+
+
+def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
+    """Kernels a model needs: both cache types."""
+    group = shapes.num_heads // shapes.num_kv_heads
+    made = [make_merge(shapes.head_dim)]
+    for is_int8 in (False, True):
+        made.append(make_split(shapes.head_dim, group, is_int8))
+        made.append(make_prefill(shapes.head_dim, is_int8))
+    return tuple(made)
+
+
+def _expect_heads(head_dim: int, kv: KvPlanes) -> None:
+    if head_dim not in _HEAD_DIMS:
+        raise ShapeError(f"queries: heads of {head_dim}, CUDA attention has {_HEAD_DIMS}")
+    if kv.keys.dtype is DType.F32:
+        raise ShapeError("keys: a CUDA cache holds BF16 or I8")
+
+
+def _plane_addresses(kv: KvPlanes) -> tuple[int, int, int, int]:
+    scales = [0 if plane is None else plane.address for plane in (kv.key_scales, kv.value_scales)]
+    return kv.keys.address, kv.values.address, scales[0], scales[1]

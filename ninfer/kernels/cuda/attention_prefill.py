@@ -1,0 +1,412 @@
+"""Prefill attention on CUDA: 128 queries of one head against tiles of 64 cached positions.
+
+    m' = max(m, max s_j) ; c = exp2(m - m') ; p_j = exp2(s_j - m')     s in units of log 2
+    l = c l + sum p_j ; a = c a + sum p_j v_j ; out = a / l * sigmoid(gate)
+
+Eight warps own sixteen queries each; their outputs stay in registers while pages pass through two
+buffers in shared memory, as 16-byte chunks c of row r at c xor (r mod 8), so that matrix loads find
+no bank conflict. Int8 pages become bf16 on their way in. Tiles are pages, that is fixed absolute
+positions, and positions behind a query's own add nothing: a query's result does not depend on where
+its chunk begins or ends. Blocks of late queries, which have most to do, start first. Traffic: the
+cached rows once for each block, from the second-level cache mostly; 4 D FLOP a query and position.
+Source: flash attention 2, arXiv 2307.08691.
+"""
+
+import math
+from functools import cache
+from typing import Any, Final
+
+from numba import cuda, float32, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.attention_cache import code_pair
+from ninfer.kernels.cuda.device_functions import load_chunk
+from ninfer.kernels.cuda.fragments import store_chunk
+from ninfer.kernels.cuda.launch import WARP
+
+TILE_QUERIES: Final = 128
+
+_WARPS: Final = 8
+_THREADS: Final = _WARPS * WARP
+_TILE: Final = 64
+_UNSEEN: Final = float("-inf")
+
+
+def make_page_loads(head_dim: int, is_int8: bool) -> Any:
+    """Function that brings one page of keys or values of a head into a buffer."""
+    row_bytes = 2 * head_dim
+    pieces = row_bytes // 16
+    groups = head_dim // 64
+    code_pieces = head_dim // 16
+
+    @device_function
+    def load_bf16(buffer: Any, plane: Any, scales: Any, row: Any, count: Any) -> None:
+        source = plane + uint64(row) * uint64(row_bytes)
+        source += uint64(cuda.threadIdx.x) * uint64(16)
+        for i in range(_TILE * pieces // _THREADS):
+            index = uint32(i * _THREADS) + uint32(cuda.threadIdx.x)
+            place, piece = index // uint32(pieces), index % uint32(pieces)
+            size = uint32(16) if int32(place) < int32(count) else uint32(0)
+            swizzled = (piece ^ (place & uint32(7))) << uint32(4)
+            target = uint32(buffer) + place * uint32(row_bytes) + swizzled
+            ptx.copy_async_16(target, source + uint64(i * _THREADS * 16), size)
+
+    @device_function
+    def scaled_pair(pair: Any, scale: Any) -> Any:
+        low = ptx.f32_of_bits(pair << uint32(16)) * scale
+        high = ptx.f32_of_bits(pair & uint32(0xFFFF0000)) * scale
+        return low, high
+
+    @device_function
+    def wide_words(word: Any, scale: Any) -> Any:
+        """Two words of bf16 from four codes, in order."""
+        a, c = scaled_pair(code_pair(word), scale)
+        b, d = scaled_pair(code_pair(word >> uint32(8)), scale)
+        return ptx.bf16x2_of_f32(a, b), ptx.bf16x2_of_f32(c, d)
+
+    @device_function
+    def load_int8(buffer: Any, plane: Any, scales: Any, row: Any, count: Any) -> None:
+        index = uint32(cuda.threadIdx.x)
+        while index < uint32(_TILE * code_pieces):
+            place, piece = index // uint32(code_pieces), index % uint32(code_pieces)
+            a, b, c, d, scale = uint32(0), uint32(0), uint32(0), uint32(0), float32(0.0)
+            if int32(place) < int32(count):
+                at = uint64(row) + uint64(place)
+                a, b, c, d = ptx.load_u32x4(
+                    plane + at * uint64(head_dim) + uint64(piece) * uint64(16)
+                )
+                group = at * uint64(groups) + uint64(piece >> uint32(2))
+                scale = ptx.f32_of_f16(ptx.load_u16(scales + group * uint64(2)))
+            line = uint32(buffer) + place * uint32(row_bytes)
+            w0, w1 = wide_words(a, scale)
+            w2, w3 = wide_words(b, scale)
+            swizzled = ((piece * uint32(2)) ^ (place & uint32(7))) << uint32(4)
+            ptx.put_shared_u32x4(line + swizzled, w0, w1, w2, w3)
+            w0, w1 = wide_words(c, scale)
+            w2, w3 = wide_words(d, scale)
+            ptx.put_shared_u32x4(line + (swizzled ^ uint32(16)), w0, w1, w2, w3)
+            index += uint32(_THREADS)
+
+    return load_int8 if is_int8 else load_bf16
+
+
+def make_products(head_dim: int) -> Any:
+    """Functions ``scores(queries, keys, lane, s)`` and ``accumulate(values, lane, s, o)``."""
+    row_bytes = 2 * head_dim
+    steps = head_dim // 16
+
+    @device_function
+    def scores(queries: Any, keys: Any, lane: Any, s: Any) -> None:
+        for i in range(32):
+            s[i] = float32(0.0)
+        seven = uint32(lane) & uint32(7)
+        query_line = uint32(queries) + (uint32(lane) & uint32(15)) * uint32(row_bytes)
+        query_at = ((uint32(lane) >> uint32(4)) ^ seven) << uint32(4)
+        key_row = seven + ((uint32(lane) >> uint32(4)) << uint32(3))
+        key_line = uint32(keys) + key_row * uint32(row_bytes)
+        key_at = (((uint32(lane) >> uint32(3)) & uint32(1)) ^ seven) << uint32(4)
+        for step in range(steps):
+            turn = uint32(step % 4 * 32)
+            far = uint32(step // 4 * 128)
+            a0, a1, a2, a3 = ptx.load_matrices(query_line + (query_at ^ turn) + far)
+            at = key_line + (key_at ^ turn) + far
+            for block in range(4):
+                x0, x1, x2, x3 = ptx.load_matrices(at + uint32(block * 16 * row_bytes))
+                i = block * 8
+                s[i], s[i + 1], s[i + 2], s[i + 3] = ptx.mma_bf16(
+                    a0, a1, a2, a3, x0, x1, s[i], s[i + 1], s[i + 2], s[i + 3]
+                )
+                s[i + 4], s[i + 5], s[i + 6], s[i + 7] = ptx.mma_bf16(
+                    a0, a1, a2, a3, x2, x3, s[i + 4], s[i + 5], s[i + 6], s[i + 7]
+                )
+
+    @device_function
+    def accumulate_rows(values: Any, lane: Any, s: Any, block: Any, o: Any) -> None:
+        i = block * 8
+        a0 = ptx.bf16x2_of_f32(s[i], s[i + 1])
+        a1 = ptx.bf16x2_of_f32(s[i + 2], s[i + 3])
+        a2 = ptx.bf16x2_of_f32(s[i + 4], s[i + 5])
+        a3 = ptx.bf16x2_of_f32(s[i + 6], s[i + 7])
+        row = (uint32(lane) & uint32(15)) + uint32(block * 16)
+        line = uint32(values) + row * uint32(row_bytes)
+        at = ((uint32(lane) >> uint32(4)) ^ (uint32(lane) & uint32(7))) << uint32(4)
+        for j in range(steps):
+            x0, x1, x2, x3 = ptx.load_matrices_transposed(
+                line + (at ^ uint32(j % 4 * 32)) + uint32(j // 4 * 128)
+            )
+            n = 8 * j
+            o[n], o[n + 1], o[n + 2], o[n + 3] = ptx.mma_bf16(
+                a0, a1, a2, a3, x0, x1, o[n], o[n + 1], o[n + 2], o[n + 3]
+            )
+            o[n + 4], o[n + 5], o[n + 6], o[n + 7] = ptx.mma_bf16(
+                a0, a1, a2, a3, x2, x3, o[n + 4], o[n + 5], o[n + 6], o[n + 7]
+            )
+
+    @device_function
+    def accumulate(values: Any, lane: Any, s: Any, o: Any) -> None:
+        accumulate_rows(values, lane, s, 0, o)
+        accumulate_rows(values, lane, s, 1, o)
+        accumulate_rows(values, lane, s, 2, o)
+        accumulate_rows(values, lane, s, 3, o)
+
+    return scores, accumulate
+
+
+@device_function
+def scale_and_hide(s: Any, factor: Any, first_key: Any, position: Any, lane: Any) -> None:
+    """Bring scores to units of log 2 and hide positions behind the queries' own.
+
+    ``position`` is that of the lane's upper query; the other one stands eight further on.
+    """
+    for i in range(32):
+        s[i] = s[i] * factor
+    if int32(first_key) + int32(_TILE - 1) > int32(position) - int32(lane >> 2):
+        key = int32(first_key) + int32((lane & 3) * 2)
+        for i in range(32):
+            at = key + int32(i // 4 * 8 + i % 2)
+            if at > int32(position) + int32(i // 2 % 2 * 8):
+                s[i] = float32(_UNSEEN)
+
+
+@device_function
+def softmax_row(s: Any, upper: Any, largest: Any) -> Any:
+    """Turn the scores of one query into weights.
+
+    Args:
+        s: scores of the lane's two queries, four for each eight positions.
+        upper: 0 for the first query, 2 for the second.
+        largest: maximum so far.
+
+    Returns:
+        The new maximum, the correction and this lane's sum of weights.
+    """
+    found = largest
+    for i in range(8):
+        found = max(found, max(s[4 * i + upper], s[4 * i + upper + 1]))
+    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 1))
+    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 2))
+    base = found
+    if found == float32(_UNSEEN):
+        base = float32(0.0)
+    total = float32(0.0)
+    for i in range(8):
+        s[4 * i + upper] = ptx.power_of_two(s[4 * i + upper] - base)
+        s[4 * i + upper + 1] = ptx.power_of_two(s[4 * i + upper + 1] - base)
+        total += s[4 * i + upper] + s[4 * i + upper + 1]
+    return found, ptx.power_of_two(largest - base), total
+
+
+@device_function
+def over_quad(value: Any) -> Any:
+    """Sum over the four lanes of a query."""
+    value += cuda.shfl_xor_sync(0xFFFFFFFF, value, 1)
+    return value + cuda.shfl_xor_sync(0xFFFFFFFF, value, 2)
+
+
+def make_write(head_dim: int) -> Any:
+    """Function that gates a warp's rows and writes them as part of a linear input."""
+    chunks = head_dim // 8
+    line_bytes = 4 * (head_dim + 4)
+
+    @device_function
+    def write(
+        rows: Any,
+        projected: Any,
+        base: Any,
+        sums: Any,
+        first_column: Any,
+        num_columns: Any,
+        head: Any,
+        num_heads: Any,
+        num_kv_heads: Any,
+        padded: Any,
+        lane: Any,
+    ) -> None:
+        x = cuda.local.array(8, float32)
+        for row in range(16):
+            column = int32(first_column) + int32(row)
+            is_column = column < num_columns
+            chunk = int32(head * chunks + lane)
+            for i in range(8):
+                x[i] = float32(0.0)
+            if is_column and lane < chunks:
+                heads = uint64(num_heads + num_kv_heads) * uint64(head_dim * 2)
+                gates = projected + uint64(column) * heads * uint64(2) + heads
+                g = load_chunk(gates, chunk, num_heads * head_dim)
+                at = rows + uint32(row * line_bytes) + uint32(lane * 32)
+                x[0], x[1], x[2], x[3] = ptx.shared_f32x4(at)
+                x[4], x[5], x[6], x[7] = ptx.shared_f32x4(at + uint32(16))
+                for i in range(8):
+                    x[i] = x[i] / (float32(1.0) + math.exp(-g[i]))
+            is_padding = head == num_heads - 1 and chunk * 8 < padded
+            store_chunk(
+                base,
+                sums,
+                uint32(padded),
+                column,
+                chunk,
+                is_column and (lane < chunks or is_padding),
+                x[0],
+                x[1],
+                x[2],
+                x[3],
+                x[4],
+                x[5],
+                x[6],
+                x[7],
+            )
+
+    return write
+
+
+@cache
+def make_prefill(head_dim: int, is_int8: bool) -> Kernel:
+    """Grid (query tiles, heads), block (256,); every thread reaches every barrier."""
+    row_bytes = 2 * head_dim
+    plane_bytes = _TILE * row_bytes
+    buffers_at = TILE_QUERIES * row_bytes
+    line_bytes = 4 * (head_dim + 4)
+    shared_bytes = buffers_at + max(4 * plane_bytes, TILE_QUERIES * line_bytes)
+    pieces = row_bytes // 16
+    num_outputs = head_dim // 2
+    load_page = make_page_loads(head_dim, is_int8)
+    scores, accumulate = make_products(head_dim)
+    write = make_write(head_dim)
+
+    @device_function
+    def load_queries(
+        base: Any, queries: Any, first: Any, num_columns: Any, head: Any, num_heads: Any
+    ) -> None:
+        index = uint32(cuda.threadIdx.x)
+        while index < uint32(TILE_QUERIES * pieces):
+            place, piece = index // uint32(pieces), index % uint32(pieces)
+            column = int32(first) + int32(place)
+            size = uint32(16) if column < num_columns else uint32(0)
+            column = min(column, int32(num_columns) - int32(1))
+            at = uint64(column) * uint64(num_heads) + uint64(head)
+            target = base + place * uint32(row_bytes)
+            target += (piece ^ (place & uint32(7))) << uint32(4)
+            source = queries + at * uint64(row_bytes) + uint64(piece) * uint64(16)
+            ptx.copy_async_16(target, source, size)
+            index += uint32(_THREADS)
+
+    @device_function
+    def load_tile(
+        buffer: Any,
+        keys: Any,
+        values: Any,
+        key_scales: Any,
+        value_scales: Any,
+        block_row: Any,
+        tile: Any,
+        num_kv_heads: Any,
+        kv_head: Any,
+        length: Any,
+    ) -> None:
+        if tile * _TILE < length:
+            page = ptx.load_i32(block_row + uint64(tile) * uint64(4))
+            row = (uint64(page) * uint64(num_kv_heads) + uint64(kv_head)) * uint64(_TILE)
+            count = int32(length) - int32(tile) * int32(_TILE)
+            load_page(buffer, keys, key_scales, row, count)
+            load_page(buffer + uint32(plane_bytes), values, value_scales, row, count)
+        ptx.close_copies()
+
+    def prefill(
+        queries: int,
+        projected: int,
+        keys: int,
+        values: int,
+        key_scales: int,
+        value_scales: int,
+        block_table: int,
+        table_rows: int,
+        positions: int,
+        base: int,
+        sums: int,
+        num_columns: int,
+        num_heads: int,
+        num_kv_heads: int,
+        table_width: int,
+        padded: int,
+        factor: float,
+    ) -> None:
+        memory = cuda.shared.array(0, uint64)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        shared = ptx.shared_address(memory)
+        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
+        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(TILE_QUERIES)
+        head = int32(cuda.blockIdx.y)
+        kv_head = head // int32(num_heads // num_kv_heads)
+        table_row = ptx.load_i32(table_rows)
+        block_row = block_table + uint64(table_row) * uint64(table_width * 4)
+        start = ptx.load_i32(positions)
+        stop = min(first + int32(TILE_QUERIES), int32(num_columns))
+        length = start + stop
+        own_first = first + warp * int32(16)
+        position = start + own_first + (lane >> 2)
+        buffer = shared + uint32(buffers_at)
+        load_queries(shared, queries, first, num_columns, head, num_heads)
+        load_tile(
+            buffer, keys, values, key_scales, value_scales, block_row, 0, num_kv_heads, kv_head,
+            length,
+        )  # fmt: skip
+        o = cuda.local.array(num_outputs, float32)
+        s = cuda.local.array(32, float32)
+        for i in range(num_outputs):
+            o[i] = float32(0.0)
+        most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
+        total0, total1 = float32(0.0), float32(0.0)
+        own_queries = shared + uint32(warp) * uint32(16 * row_bytes)
+        tiles = (length + int32(_TILE - 1)) // int32(_TILE)
+        odd = uint32(0)
+        for tile in range(tiles):
+            here = buffer + odd * uint32(2 * plane_bytes)
+            odd ^= uint32(1)
+            load_tile(
+                buffer + odd * uint32(2 * plane_bytes),
+                keys, values, key_scales, value_scales, block_row, tile + 1, num_kv_heads, kv_head,
+                length,
+            )  # fmt: skip
+            ptx.wait_copies_1()
+            cuda.syncthreads()
+            scores(own_queries, here, lane, s)
+            scale_and_hide(s, factor, tile * _TILE, position, lane)
+            most0, correction0, sum0 = softmax_row(s, 0, most0)
+            most1, correction1, sum1 = softmax_row(s, 2, most1)
+            total0 = total0 * correction0 + sum0
+            total1 = total1 * correction1 + sum1
+            for i in range(num_outputs // 4):
+                o[4 * i] *= correction0
+                o[4 * i + 1] *= correction0
+                o[4 * i + 2] *= correction1
+                o[4 * i + 3] *= correction1
+            accumulate(here + uint32(plane_bytes), lane, s, o)
+            cuda.syncthreads()
+        ptx.wait_copies_0()
+        total0, total1 = over_quad(total0), over_quad(total1)
+        rows = buffer + uint32(warp) * uint32(16 * line_bytes)
+        line = rows + (uint32(lane) >> uint32(2)) * uint32(line_bytes)
+        line += (uint32(lane) & uint32(3)) << uint32(3)
+        for i in range(num_outputs // 4):
+            at = line + uint32(i * 32)
+            ptx.put_shared_f32x2(at, o[4 * i] / total0, o[4 * i + 1] / total0)
+            at += uint32(8 * line_bytes)
+            ptx.put_shared_f32x2(at, o[4 * i + 2] / total1, o[4 * i + 3] / total1)
+        cuda.syncwarp()
+        write(
+            rows, projected, base, sums, own_first, num_columns, head, num_heads, num_kv_heads,
+            padded, lane,
+        )  # fmt: skip
+
+    params = (Param.ADDRESS,) * 11 + (Param.I32,) * 5 + (Param.F32,)
+    return Kernel(
+        f"attention_prefill_{head_dim}_{'int8' if is_int8 else 'bf16'}",
+        prefill,
+        params,
+        threads=_THREADS,
+        max_registers=255,
+        dynamic_shared_bytes=shared_bytes,
+    )
