@@ -5,7 +5,7 @@
 
 A page is generated whole: ``docs/cli.md`` from the help texts of the command line,
 ``docs/environment.md`` from its long options, ``docs/map.md`` and ``docs/life-cycles.md`` from the
-source.
+source. In ``docs/http.md`` only the table of errors is generated.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ninfer.cli.main import COMMANDS, build_parser
 from ninfer.cli.options import PREFIX
+from tools.docs.http_page import http_page
 from tools.docs.source_pages import life_cycles_page, map_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -91,6 +92,7 @@ def environment_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "environment.md": environment_page,
+    "http.md": lambda: http_page(DOCS / "http.md"),
     "life-cycles.md": life_cycles_page,
     "map.md": map_page,
 }

@@ -1,0 +1,37 @@
+"""Generated parts of ``docs/http.md``: the table of errors."""
+
+from pathlib import Path
+from typing import Final
+
+from ninfer.gateway.error_responses import ERROR_TABLE, ErrorReply, Family, Retry
+
+START: Final = "<!-- generated: errors -->\n"
+END: Final = "<!-- end -->\n"
+HEAD: Final = (
+    "| code | OpenAI status, type | Anthropic status, type | `Retry-After` |\n|---|---|---|---|\n"
+)
+
+
+def http_page(path: Path) -> str:
+    """Return docs/http.md with its generated part made anew.
+
+    Raises:
+        ValueError: the page has no place for it.
+    """
+    text = path.read_text(encoding="utf-8")
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"{path} has no generated part")
+    return before + start + HEAD + "".join(_rows()) + end + after
+
+
+def _rows() -> list[str]:
+    rows = []
+    for code, row in ERROR_TABLE.items():
+        reply = ErrorReply(code, "")
+        openai = f"{reply.status(Family.OPENAI)} `{row.openai_type}`"
+        anthropic = f"{reply.status(Family.ANTHROPIC)} `{row.anthropic_type}`"
+        retry = "" if row.retry is Retry.NEVER else "yes"
+        rows.append(f"| `{code}` | {openai} | {anthropic} | {retry} |\n")
+    return rows
