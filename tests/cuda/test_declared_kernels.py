@@ -1,0 +1,84 @@
+"""Every kernel of every registered model, compiled: what it costs and what it is called."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.main import main
+from ninfer.compilation import compile_kernels, declared_kernels, kernel_shapes
+from ninfer.cuda.kernel_source import Kernel, source_digest
+from ninfer.cuda.module import prebuilt
+from ninfer.errors import ConfigurationError
+from ninfer.kernels.cuda.norm import make_rms_norm
+from ninfer.models.registry import model_ids
+
+
+def test_every_registered_model_declares_kernels_of_distinct_names_and_sources() -> None:
+    kernels = declared_kernels()
+
+    names = [kernel.name for kernel in kernels]
+    assert len(set(names)) == len(names) > 15
+    assert len({source_digest(kernel) for kernel in kernels}) == len(names)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") for name in names)
+
+
+@pytest.mark.parametrize("model_id", model_ids())
+def test_every_registered_model_has_shapes(model_id: str) -> None:
+    shapes = kernel_shapes(model_id)
+
+    assert shapes.hidden % 64 == 0
+    assert (shapes.intermediate == 0) == (shapes.num_experts > 0)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no-such-model"):
+        compile_kernels(["no-such-model"])
+    with pytest.raises(ConfigurationError, match="sm_30"):
+        compile_kernels(["tiny-dense"], ["sm_30"])
+
+
+def only_norm(models: object) -> tuple[Kernel, ...]:
+    return (make_rms_norm(True),)
+
+
+def test_command_reports_and_leaves_a_folder_to_run_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ninfer.compilation.declared_kernels", only_norm)
+    arguments = ["compile", "--model-id", "tiny-dense", "--output", str(tmp_path / "kernels")]
+
+    code = main([*arguments, "--report", str(tmp_path / "report.json")])
+
+    (report,) = json.loads((tmp_path / "report.json").read_text())["kernels"]
+    assert code is ExitCode.DONE
+    assert report["kernel"] == "rms_norm"
+    assert report["target"] == "sm_90"
+    assert report["spilled_bytes"] == report["local_bytes"] == 0
+    assert report["complaints"] == []
+    assert "rms_norm" in capsys.readouterr().out
+    cubin = prebuilt(tmp_path / "kernels").compiled(make_rms_norm(True), "sm_90").cubin
+    assert cubin.startswith(b"\x7fELF")
+
+
+def test_command_fails_for_a_kernel_over_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    norm = make_rms_norm(True)
+    greedy = Kernel("greedy", norm.function, norm.params, norm.threads, max_registers=1)
+    monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models: (greedy,))
+
+    code = main(["compile", "--all", "--output", str(tmp_path)])
+
+    assert code is ExitCode.FAILED
+    assert "declared 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_no_declared_kernel_spills_or_exceeds_its_budget() -> None:
+    reports = compile_kernels(None)
+
+    assert [text for report in reports for text in report.complaints] == []
