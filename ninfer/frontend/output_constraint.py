@@ -1,6 +1,6 @@
 r"""The constraint of one output: which tokens may come next, from channel and grammar.
 
-    WAITING --closing token--> LAYOUT --first token of the grammar--> ACTIVE
+    WAITING --closing token--> LAYOUT --its last line break, or other text--> ACTIVE
 
 While the thinking block is open everything is allowed: a constraint could keep the model from
 closing it. Behind the block come line breaks of the template's layout, which are not part of the
@@ -64,7 +64,8 @@ class ConstraintPlace:
         """
         count = breaks.get(token_id, 0)
         if self.phase is ConstraintPhase.LAYOUT and 0 < count <= self.breaks_left:
-            return self._moved(ConstraintPhase.LAYOUT, self.breaks_left - count, ())
+            left = self.breaks_left - count
+            return self._moved(ConstraintPhase.LAYOUT if left else ConstraintPhase.ACTIVE, left, ())
         return self._moved(ConstraintPhase.ACTIVE, 0, (*self.unread, token_id))
 
     def read(self) -> "ConstraintPlace":
