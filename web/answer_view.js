@@ -18,6 +18,7 @@ export class AnswerView {
   #text;
   #thinking;
   #shownEnd = null;
+  #shownCalls = "[]";
 
   /**
    * @param {object} answer see `messages.js`
@@ -31,12 +32,16 @@ export class AnswerView {
       waiting: part("p", "waiting"),
       thinking: part("details", "thinking"),
       summary: part("summary", ""),
+      label: part("span", "thinking-label"),
+      preview: part("span", "thinking-preview"),
       thinkingText: part("div", "prose thinking-text"),
       prose: part("div", "prose"),
       calls: part("div", "tool-calls"),
       end: part("div", "end"),
     };
-    const { waiting, thinking, summary, thinkingText, prose, calls, end } = this.#parts;
+    const { waiting, thinking, summary, label, preview, thinkingText, prose, calls, end } = this.#parts;
+    // These stay the same nodes while the text grows, or a click could miss them.
+    summary.append(icon("chevron"), label, preview);
     thinking.append(summary, thinkingText);
     thinking.addEventListener("toggle", () => this.refresh());
     this.element = element(
@@ -56,14 +61,14 @@ export class AnswerView {
   /** Bring the page up to date with the answer. */
   refresh() {
     const answer = this.#answer;
-    const { prose, calls, waiting, end } = this.#parts;
+    const { prose, waiting, end } = this.#parts;
     const isRunning = answer.state === "running";
     this.element.setAttribute("aria-busy", String(isRunning));
     this.element.classList.toggle("running", isRunning);
     this.#refreshThinking(isRunning);
     this.#text.update(answer.text);
     prose.hidden = answer.text === "";
-    calls.replaceChildren(...answer.toolCalls.filter(Boolean).map(renderToolCall));
+    this.#refreshCalls();
     const isWaiting = isRunning && !answer.text && !answer.thinking && !answer.toolCalls.length;
     waiting.hidden = !isWaiting;
     if (isWaiting) waiting.textContent = waitingText(answer.progress);
@@ -72,16 +77,23 @@ export class AnswerView {
     this.#shownEnd = isRunning ? null : answer.times.endMs;
   }
 
+  #refreshCalls() {
+    const calls = this.#answer.toolCalls.filter(Boolean);
+    const source = JSON.stringify(calls);
+    if (source === this.#shownCalls) return;
+    this.#shownCalls = source;
+    this.#parts.calls.replaceChildren(...calls.map(renderToolCall));
+  }
+
   #refreshThinking(isRunning) {
-    const { thinking, summary, thinkingText } = this.#parts;
+    const { thinking, label, preview, thinkingText } = this.#parts;
     const answer = this.#answer;
     thinking.hidden = answer.thinking === "";
     if (thinking.hidden) return;
     const isOpen = isRunning && answer.times.thoughtMs === null;
     thinking.classList.toggle("live", isOpen);
-    const label = element("span", { class: "thinking-label" }, thinkingLabel(answer, isOpen));
-    const preview = element("span", { class: "thinking-preview" }, isOpen ? lastLine(answer.thinking) : "");
-    summary.replaceChildren(icon("chevron"), label, preview);
+    label.textContent = thinkingLabel(answer, isOpen);
+    preview.textContent = isOpen ? lastLine(answer.thinking) : "";
     // A folded text costs nothing while it grows.
     if (thinking.open) this.#thinking.update(answer.thinking);
     if (thinking.open && isOpen) thinkingText.scrollTop = thinkingText.scrollHeight;

@@ -132,7 +132,9 @@ class ChatPage {
 
   #onKey(event) {
     const isTyping = event.target.closest?.("input, textarea, select, dialog") !== null;
-    if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector("dialog[open]")) {
+    // What is open on top of the page takes Escape for itself.
+    const isCovered = document.querySelector("dialog[open], :popover-open") !== null;
+    if (event.key === "Escape" && !event.defaultPrevented && !isCovered) {
       this.#stop();
     } else if (event.key === "/" && !isTyping) {
       event.preventDefault();

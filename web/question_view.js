@@ -57,7 +57,7 @@ export class QuestionView {
     });
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
-        event.stopPropagation();
+        event.preventDefault();
         close();
       } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();

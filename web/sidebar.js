@@ -67,7 +67,10 @@ export class Sidebar {
   }
 
   #onKey(event) {
-    if (event.key === "Escape") this.close();
+    if (event.key === "Escape" && this.#panel.classList.contains("open")) {
+      event.preventDefault();
+      this.close();
+    }
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const entries = Array.from(this.#list.querySelectorAll(".entry"));
     const index = entries.indexOf(document.activeElement);

@@ -43,6 +43,48 @@ def test_conversations_survive_a_reload_and_can_be_managed(
     assert page.text(".answer > .prose") == "reply to Second"
 
 
+@pytest.mark.parametrize(
+    ("entry", "start"),
+    [("menu-markdown", "# First\n\n## You\n\nFirst"), ("menu-json", '{\n  "id": "')],
+)
+def test_conversation_is_exported_as_a_file(
+    page: Page, server: StandInServer, entry: str, start: str
+) -> None:
+    answered(page, server, "First")
+    page.run(
+        """window.saved = [];
+        const make = URL.createObjectURL;
+        URL.createObjectURL = (blob) => (window.saved.push(blob), make.call(URL, blob));"""
+    )
+    page.click("#open-menu")
+    page.click(f"#{entry}")
+
+    text = page.evaluate("window.saved[0].text()")
+    assert text.startswith(start)
+    assert "reply to First" in text
+    assert page.problems == []
+
+
+def test_escape_closes_what_is_open_before_it_stops_the_answer(
+    page: Page, server: StandInServer
+) -> None:
+    server.scripts.append([ROLE, delta(content="So far"), Gate()])
+    ask(page, "Hello")
+    page.wait_for("document.querySelector('.answer > .prose')?.textContent")
+    page.click("#open-menu")
+    page.press("Escape")
+    page.click("#open-settings")
+    page.press("Escape")
+    page.click("[aria-label='Edit message']")
+    page.press("Escape")
+    is_running = page.count("#stop")
+    page.press("Escape")
+    page.wait_for(DONE.format(1))
+
+    assert is_running == 1
+    assert page.count("dialog, .menu, .edit") == 0
+
+
 def test_answer_goes_on_while_another_conversation_is_open(
     page: Page, server: StandInServer
 ) -> None:
