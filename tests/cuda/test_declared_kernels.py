@@ -10,9 +10,13 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.main import main
 from ninfer.compilation import compile_kernels, declared_kernels, kernel_shapes
+from ninfer.cuda.device import SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel, source_digest
 from ninfer.cuda.module import prebuilt
 from ninfer.errors import ConfigurationError
+from ninfer.kernels.cuda.choice_kernels import MAX_ROWS
+from ninfer.kernels.cuda.choice_passes import ROW_BYTES, SLICES
+from ninfer.kernels.cuda.choice_values import NUM_BINS
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.models.registry import model_ids
 
@@ -82,3 +86,9 @@ def test_no_declared_kernel_spills_or_exceeds_its_budget() -> None:
     reports = compile_kernels(None)
 
     assert [text for report in reports for text in report.complaints] == []
+
+
+def test_scratch_of_a_stream_holds_every_row_of_a_choice() -> None:
+    assert MAX_ROWS * ROW_BYTES <= SCRATCH_BYTES
+    assert NUM_BINS % 256 == 0
+    assert NUM_BINS % SLICES == 0

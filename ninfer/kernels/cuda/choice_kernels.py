@@ -131,30 +131,35 @@ def make_survey() -> Kernel:
 
 @device_function
 def _weigh_one(
-    number: Any, low: Any, high: Any, value: Any, largest: Any, temperature: Any
+    number: Any, low: Any, high: Any, value: Any, largest: Any, temperature: Any, has_top_p: Any
 ) -> None:
-    """Count a candidate in its shared bin, and add its mass in two parts."""
+    """Count a candidate in its shared bin; for top_p add its mass too, in two parts."""
     if value > float32(-math.inf):
         place = values.bin_of(value, largest)
-        mass = values.mass_of(value, largest, temperature)
         cuda.atomic.add(number, place, uint32(1))
-        lower = uint32(mass & uint64((1 << _LOW_BITS) - 1))
-        upper = uint32(mass >> uint64(_LOW_BITS))
-        if lower != uint32(0):
-            cuda.atomic.add(low, place, lower)
-        if upper != uint32(0):
-            cuda.atomic.add(high, place, upper)
+        if has_top_p:
+            mass = values.mass_of(value, largest, temperature)
+            lower = uint32(mass & uint64((1 << _LOW_BITS) - 1))
+            upper = uint32(mass >> uint64(_LOW_BITS))
+            if lower != uint32(0):
+                cuda.atomic.add(low, place, lower)
+            if upper != uint32(0):
+                cuda.atomic.add(high, place, upper)
 
 
 @device_function
-def _flush_bins(scratch: int, number: Any, low: Any, high: Any) -> None:
-    """Add the block's bins to the row's."""
+def _flush_bins(
+    scratch: int, number: Any, low: Any, high: Any, has_top_k: Any, has_top_p: Any
+) -> None:
+    """Add what the row's filters need of the block's bins to the row's."""
     for i in range(int32(cuda.threadIdx.x), NUM_BINS, BLOCK):
         if number[i] != uint32(0):
             at = uint64(i) * uint64(8)
-            ptx.reduce_add_u64(scratch + uint64(COUNTS) + at, uint64(number[i]))
-            mass = uint64(low[i]) + (uint64(high[i]) << uint64(_LOW_BITS))
-            ptx.reduce_add_u64(scratch + uint64(MASSES) + at, mass)
+            if has_top_k:
+                ptx.reduce_add_u64(scratch + uint64(COUNTS) + at, uint64(number[i]))
+            if has_top_p:
+                mass = uint64(low[i]) + (uint64(high[i]) << uint64(_LOW_BITS))
+                ptx.reduce_add_u64(scratch + uint64(MASSES) + at, mass)
 
 
 @cache
@@ -190,8 +195,10 @@ def make_weigh() -> Kernel:
         has_top_k = int32(passes.row_word(top_ks, row)) > 0
         has_top_p = passes.row_value(top_ps, row) < float32(1.0)
         scratch = scratches + uint64(row) * uint64(ROW_BYTES)
-        best = passes.best_of_row(scratch)
-        if temperature > float32(0.0) and (has_top_k or has_top_p) and best != uint64(0):
+        best = uint64(0)
+        if temperature > float32(0.0) and (has_top_k or has_top_p):
+            best = passes.best_of_row(scratch)
+        if best != uint64(0):
             for i in range(tid, NUM_BINS, BLOCK):
                 number[i] = uint32(0)
                 low[i] = uint32(0)
@@ -209,12 +216,12 @@ def make_weigh() -> Kernel:
                 v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
                 v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
                 v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
-                _weigh_one(number, low, high, v0, largest, temperature)
-                _weigh_one(number, low, high, v1, largest, temperature)
-                _weigh_one(number, low, high, v2, largest, temperature)
-                _weigh_one(number, low, high, v3, largest, temperature)
+                _weigh_one(number, low, high, v0, largest, temperature, has_top_p)
+                _weigh_one(number, low, high, v1, largest, temperature, has_top_p)
+                _weigh_one(number, low, high, v2, largest, temperature, has_top_p)
+                _weigh_one(number, low, high, v3, largest, temperature, has_top_p)
             cuda.syncthreads()
-            _flush_bins(scratch, number, low, high)
+            _flush_bins(scratch, number, low, high, has_top_k, has_top_p)
 
     return Kernel("choice_weigh", weigh, ROW_PARAMS, threads=BLOCK, max_registers=64)
 
@@ -249,9 +256,11 @@ def make_cut() -> Kernel:
         row = cuda.blockIdx.y
         scratch = scratches + uint64(row) * uint64(ROW_BYTES)
         top_k = int32(passes.row_word(top_ks, row))
-        best = passes.best_of_row(scratch)
         is_sampled = passes.row_value(temperatures, row) > float32(0.0)
-        if is_sampled and top_k > 0 and best != uint64(0):
+        best = uint64(0)
+        if is_sampled and top_k > 0:
+            best = passes.best_of_row(scratch)
+        if best != uint64(0):
             load_weights(scratch + uint64(COUNTS), weights)
             last_bin, _ = find_place(weights, NUM_BINS, uint64(top_k), parts, found)
             if last_bin < int32(NUM_BINS):
@@ -308,11 +317,13 @@ def make_narrow() -> Kernel:
         top_k = int32(passes.row_word(top_ks, row))
         top_p = passes.row_value(top_ps, row)
         temperature = passes.row_value(temperatures, row)
-        best = passes.best_of_row(scratch)
         has_top_p = top_p < float32(1.0)
         is_writer = cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0
         is_needed = has_top_p or (top_k > 0 and cuda.blockIdx.x == 0)
-        if temperature > float32(0.0) and best != uint64(0) and is_needed:
+        best = uint64(0)
+        if temperature > float32(0.0) and is_needed:
+            best = passes.best_of_row(scratch)
+        if best != uint64(0):
             largest = values.word_value(best)
             line, mask_row, counted = passes.row_lines(
                 logits, mask, counts, slots, row, vocabulary, mask_words

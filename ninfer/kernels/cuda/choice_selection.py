@@ -181,7 +181,7 @@ def select_word(
 
     ``ids`` is the address of ``num_ids`` u32 ids in any order, all of them candidates, ``target``
     at least 1. ``by_mass`` weighs by mass and counts otherwise. ``logits`` to ``temperature`` are
-    the row's. ``pieces`` (u32 [3 * 1024]), ``weights`` (u64 [2048]), ``parts`` (u64 [256]) and
+    the row's. ``pieces`` (u32 [3 * 1024]), ``weights`` (u64 [1024]), ``parts`` (u64 [256]) and
     ``found`` (u64 [2]) are shared memory to work in.
 
     Returns:

@@ -17,8 +17,8 @@ from ninfer.kernels.cuda.device_functions import from_lane_xor_u32, from_lane_xo
 
 LARGEST_F32: Final = 3.4028234663852886e38
 MASS_ONE: Final = float(1 << 36)
-FINE_BINS: Final = 1024  # one 64th of a logit each, 16 logits below the largest
-NUM_BINS: Final = 2048  # the others are one 16th of a logit each; the last takes the rest
+FINE_BINS: Final = 512  # one 32nd of a logit each, 16 logits below the largest
+NUM_BINS: Final = 1024  # the others are a quarter of a logit each; the last takes the rest
 
 Address = Any
 
@@ -102,9 +102,9 @@ def bin_of(value: Any, largest: Any) -> Any:
     distance = largest - value
     index = int32(NUM_BINS - 1)
     if distance < float32(16.0):
-        index = int32(distance * float32(64.0))
-    elif distance < float32(79.0):
-        index = int32(FINE_BINS) + int32((distance - float32(16.0)) * float32(16.0))
+        index = int32(distance * float32(32.0))
+    elif distance < float32(143.0):
+        index = int32(FINE_BINS) + int32((distance - float32(16.0)) * float32(4.0))
     return index
 
 
