@@ -6,7 +6,7 @@ a preview of each row; the frontend implements it and hands an instance in with 
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -225,7 +225,9 @@ class ToolCall:
 class OutputSummary:
     """The fold of all committed deltas.
 
-    ``matched_stop`` is the stop string that ended the output, if one did.
+    Attributes:
+        matched_stop: the stop string that ended the output, if one did.
+        tool_notes: what was odd about tool-call markup, by reason; only counts that are not 0.
     """
 
     content: str
@@ -233,6 +235,7 @@ class OutputSummary:
     tool_calls: tuple[ToolCall, ...]
     reasoning_tokens: int
     matched_stop: str | None = None
+    tool_notes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

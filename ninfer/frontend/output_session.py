@@ -322,6 +322,7 @@ class TokenOutputSession:
             tool_calls=tuple(calls),
             reasoning_tokens=self._state.reasoning_tokens,
             matched_stop=self._state.matched_stop,
+            tool_notes={name: n for name, n in asdict(self.diagnostics).items() if n},
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ninfer.gateway.histogram import histogram_family
 from ninfer.runtime import Engine, EngineStatus
 from ninfer.version import __version__
 
@@ -27,6 +28,14 @@ def engine_families(engine: Engine, now: float) -> Iterator[Metric]:
     age_s = status.progress_age_s(now)
     yield _gauge("worker_last_progress_seconds", "Age of the last boundary.", age_s)
     yield from _counters(status)
+    masks = status.counters.mask_times
+    yield histogram_family(
+        "ninfer_structured_mask_seconds",
+        "Time of one mask of a constrained row.",
+        masks.bounds_s,
+        masks.counts,
+        masks.total_s,
+    )
     yield from _resources(status)
     yield _gauges("device_memory_bytes", "Planned device memory.", "arena", engine.arena_bytes)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, Self
 from ninfer.frontend.template_json import write_json
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache, no-transform",
@@ -42,9 +43,7 @@ class Frame:
 
 def compact_json(value: object) -> str:
     """JSON on one line, characters as they are; line separators inside strings stay escaped."""
-    return _on_one_line(
-        json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    )
+    return _on_one_line(_COMPACT.encode(value))
 
 
 def exact_json(value: object) -> str:

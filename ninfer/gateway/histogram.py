@@ -32,14 +32,28 @@ class Histogram:
 
     def family(self) -> HistogramMetricFamily:
         """The counts so far, cumulative as the format wants them."""
-        total = 0
-        buckets = []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append((_spelled(bound), total))
-        family = HistogramMetricFamily(self._name, self._help_text)
-        family.add_metric([], buckets, self._sum)
-        return family
+        return histogram_family(self._name, self._help_text, self._bounds, self._counts, self._sum)
+
+
+def histogram_family(
+    name: str, help_text: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> HistogramMetricFamily:
+    """Spell counts the way the format wants them.
+
+    Args:
+        name, help_text: of the family.
+        bounds: upper bounds of all counts but the last, ascending.
+        counts: observations up to each bound and above the one before it.
+        total: sum of all observations.
+    """
+    so_far = 0
+    buckets = []
+    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
+        so_far += count
+        buckets.append((_spelled(bound), so_far))
+    family = HistogramMetricFamily(name, help_text)
+    family.add_metric([], buckets, total)
+    return family
 
 
 def _spelled(bound: float) -> str:

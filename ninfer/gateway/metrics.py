@@ -20,6 +20,9 @@ from ninfer.gateway.server_state import ServerLife
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+TEXT_REASONS: Final = ("undeclared", "malformed")
+"""Notes on tool-call markup that mean that it stayed text."""
+
 
 class Metrics(Collector):
     """Counts requests as an observer, and renders everything on demand."""
@@ -30,6 +33,7 @@ class Metrics(Collector):
         self._rejections: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._tool_calls = 0
+        self._fallbacks: Counter[str] = Counter()
         self._lookups: Counter[str] = Counter()
         self._queue = _seconds("queue", "Wait from submission to admission.")
         self._ttft = _seconds("ttft", "Complete body to first output.")
@@ -102,6 +106,8 @@ class Metrics(Collector):
         if usage.completion_tokens > 1:
             self._tpot.observe(timings.decode_s / (usage.completion_tokens - 1))
         self._tool_calls += len(result.summary.tool_calls)
+        for reason in TEXT_REASONS:
+            self._fallbacks[reason] += result.summary.tool_notes.get(reason, 0)
         if usage.cached_tokens == 0:
             self._lookups["root"] += 1
 
@@ -115,6 +121,7 @@ class Metrics(Collector):
         yield _by_label("rejections", "Refused before submission.", "code", self._rejections)
         yield _by_label("errors", "Ended by an error.", "code", self._errors)
         yield _by_label("prefix_lookup", "Where a prompt started.", "path", self._lookups)
+        yield _by_label("tool_call_fallback", "Markup left as text.", "reason", self._fallbacks)
         calls = CounterMetricFamily("ninfer_tool_calls", "Tool calls in replies.")
         calls.add_metric([], self._tool_calls)
         yield calls

@@ -49,7 +49,7 @@ def model_object(engine: Engine) -> dict[str, Any]:
             "thinking": engine.frontend.has_thinking,
             "reasoning_efforts": list(traits.reasoning_efforts),
             "tools": True,
-            "structured_outputs": False,
+            "structured_outputs": engine.frontend.has_structured_output,
             "logprobs": False,
         },
         "sampling_defaults": {

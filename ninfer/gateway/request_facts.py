@@ -5,7 +5,6 @@ section 13.
 """
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,7 +58,6 @@ class RequestEnd:
     Attributes:
         result: set unless the request failed or its client left.
         code: of the error that ended it.
-        tool_warnings: why tool-call markup was read as text, once for each region.
         total_s: seconds from the complete body to the end.
         ttft_s: seconds from the complete body to the first committed output, if there was one.
     """
@@ -69,7 +67,6 @@ class RequestEnd:
     code: str | None
     total_s: float
     ttft_s: float | None
-    tool_warnings: Sequence[str] = ()
 
 
 class RequestObserver(Protocol):

@@ -183,6 +183,7 @@ def _result_json(result: GenerationResult) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
         "tool_calls": len(result.summary.tool_calls),
+        "tool_notes": dict(result.summary.tool_notes),
         "queue_s": round(timings.queue_s, 6),
         "prefill_s": round(timings.prefill_s, 6),
         "decode_s": round(timings.decode_s, 6),

@@ -21,6 +21,7 @@ from tests.support.gateway_clients import read_until, reset, send_chat, wait_unt
 from tests.support.gateway_server import RemoteServer, Reply, running_server
 from tests.support.scripted_engine import ScriptedEngine
 
+ODD = "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"
 CALL = "<tool_call>\n<function=ping>\n</function>\n</tool_call>"
 PING = {"type": "function", "function": {"name": "ping"}}
 SECRET = "xylophone-prompt"
@@ -67,7 +68,9 @@ def usages(replies: dict[str, list[Reply]]) -> list[dict[str, int]]:
 
 
 def script(prompt: str) -> str:
-    return CALL if re.search("user\ncall", prompt) else f"said {SECRET}"
+    answers = {"call": CALL, "odd": ODD}
+    found = re.search("user\n(call|odd)", prompt)
+    return answers[found.group(1)] if found else f"said {SECRET}"
 
 
 def test_metrics_agree_with_the_replies() -> None:
@@ -104,6 +107,16 @@ def test_metrics_agree_with_the_replies() -> None:
     assert value(found, "ttft_seconds_count") == 7  # Six with output, and the one that left.
     assert value(found, "ready") == 1
     assert value(found, "requests_active") == 0
+
+
+def test_markup_that_stays_text_is_counted_by_reason() -> None:
+    with ScriptedEngine(script) as engine, running_server(engine) as server:
+        reply = server.chat("odd", max_tokens=500, tools=[PING], enable_thinking=False)
+        found = samples(server.get("/metrics"))
+
+    assert reply.json["choices"][0]["message"]["content"] == ODD
+    assert value(found, "tool_call_fallback_total", reason="undeclared") == 1
+    assert value(found, "tool_call_fallback_total", reason="malformed") == 0
 
 
 def test_scrape_of_an_unloaded_server_says_unready() -> None:

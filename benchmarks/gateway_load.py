@@ -1,0 +1,133 @@
+"""Load on the HTTP server alone: eight streams of 200 tokens a second on a scripted program.
+
+Measured are the delay from the commit of a round to the arrival of its event at a client in the
+same process, the answer time of ``/health`` meanwhile, and the processor time of the whole process
+for each token. Run: ``python -m benchmarks.gateway_load [seconds]``.
+"""
+
+import http.client
+import json
+import re
+import statistics
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ninfer.program.contract import PendingBatch, RowDecision
+from tests.support.gateway_server import RunningServer, running_server
+from tests.support.scripted_engine import ScriptedEngine
+
+NUM_CLIENTS = 8
+TOKENS_PER_S = 200
+HEALTH_INTERVAL_S = 0.1
+
+
+class Pace:
+    """Starts a round every 5 ms at most."""
+
+    def __init__(self) -> None:
+        self.next_round = 0.0
+
+    def __call__(self, call: str) -> None:
+        """Called before every call of the program."""
+        if call == "decode":
+            now = time.monotonic()
+            self.next_round = max(self.next_round + 1 / TOKENS_PER_S, now - 0.05)
+            time.sleep(max(0.0, self.next_round - now))
+
+
+def note_commits(engine: ScriptedEngine) -> dict[int, list[float]]:
+    """Make the program note when it committed each token, by the number of the client."""
+    commits: dict[int, list[float]] = defaultdict(list)
+    numbers: dict[bytes, int] = {}
+    commit = engine.program.commit
+
+    def noted(batch: PendingBatch, decisions: Sequence[RowDecision]) -> None:
+        commit(batch, decisions)
+        now = time.monotonic()
+        for row in batch.rows:
+            prompt = engine.program.books.sequence(row.sequence).prompt
+            if prompt.identity not in numbers:
+                text = engine.frontend.tokenizer.decode(prompt.token_ids).decode()
+                found = re.search(r"client (\d)", text)
+                numbers[prompt.identity] = int(found.group(1)) if found else -1
+            commits[numbers[prompt.identity]].append(now)
+
+    setattr(engine.program, "commit", noted)  # noqa: B010 - a method of this one object
+    return commits
+
+
+def read_stream(server: RunningServer, index: int, num_tokens: int, arrivals: list[float]) -> None:
+    """Read one stream and note the arrival of each event with text."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    body = {
+        "messages": [{"role": "user", "content": f"client {index}"}],
+        "max_tokens": num_tokens,
+        "enable_thinking": False,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    while line := response.readline():
+        if b'"delta":{"content":"' in line:
+            arrivals.append(time.monotonic())
+    connection.close()
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Value below which a share of them lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def show(line: str) -> None:
+    """Write one line."""
+    sys.stdout.write(line + "\n")
+
+
+def main() -> None:
+    """Run and print the figures."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
+    num_tokens = int(seconds * TOKENS_PER_S)
+    pace = Pace()
+    engine = ScriptedEngine(
+        lambda prompt: "a " * num_tokens, max_concurrency=NUM_CLIENTS, max_context=16384, pace=pace
+    )
+    commits = note_commits(engine)
+    health_s: list[float] = []
+    with engine, running_server(engine) as server:
+        arrivals: list[list[float]] = [[] for _ in range(NUM_CLIENTS)]
+        threads = [
+            threading.Thread(target=read_stream, args=(server, index, num_tokens, arrivals[index]))
+            for index in range(NUM_CLIENTS)
+        ]
+        used_s, started = time.process_time(), time.monotonic()
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            asked = time.monotonic()
+            server.get("/health")
+            health_s.append(time.monotonic() - asked)
+            time.sleep(HEALTH_INTERVAL_S)
+        elapsed_s, used_s = time.monotonic() - started, time.process_time() - used_s
+    delays = [
+        at - committed
+        for index, each in enumerate(arrivals)
+        for at, committed in zip(each, commits[index], strict=True)
+    ]
+    num_events = len(delays)
+    show(f"{num_events} events in {elapsed_s:.1f} s, {num_events / elapsed_s:.0f}/s")
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+        show(f"event delay {name}: {quantile(delays, share) * 1e3:.2f} ms")
+    show(
+        f"/health p50 {statistics.median(health_s) * 1e3:.1f} ms, max {max(health_s) * 1e3:.1f} ms"
+    )
+    show(f"processor time of server and clients: {used_s / num_events * 1e6:.0f} us a token")
+
+
+if __name__ == "__main__":
+    main()
