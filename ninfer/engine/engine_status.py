@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
+from ninfer.engine.duration_counts import DurationCounts
 from ninfer.engine.intake import EngineState
 from ninfer.program.contract import ResourceVector
 
@@ -25,6 +26,7 @@ class EngineCounters:
         reasoning_tokens: of requests that ended with a result.
         prefill_units, control_units, decode_rounds: model units.
         decode_row_rounds: rows of all rounds together.
+        mask_times: how long output sessions took for the masks of constrained rows.
     """
 
     accepted: int = 0
@@ -38,6 +40,7 @@ class EngineCounters:
     control_units: int = 0
     decode_rounds: int = 0
     decode_row_rounds: int = 0
+    mask_times: DurationCounts = field(default_factory=DurationCounts)
 
     def note_ended(self, how: str) -> None:
         """Count one end."""
@@ -47,6 +50,7 @@ class EngineCounters:
         """An independent copy for a snapshot."""
         twin = copy(self)
         twin.ended = dict(self.ended)
+        twin.mask_times = self.mask_times.frozen()
         return twin
 
 

@@ -8,6 +8,7 @@ The order is the visible one of the design: Program first, then the output sessi
 consumer. Which unit runs is the scheduler's choice. Source: system design, section 5.
 """
 
+import time
 from collections.abc import Callable
 
 from ninfer.engine.request import Ending, RequestMove, RequestOrder, RequestRecord, StopCause
@@ -161,9 +162,12 @@ class UnitExecution:
             return ((record, Ending(forced)),)
         record.forced = tuple(forced)
         if not forced:
+            started_at = time.perf_counter()
             mask = ask(record, record.request.output.token_mask)
             if isinstance(mask, NinferError):
                 return ((record, Ending(mask)),)
+            if mask is not None:
+                self._book.counters.mask_times.note(time.perf_counter() - started_at)
             record.token_mask = mask
         record.move(RequestMove.CONTROL if forced else RequestMove.DECODE)
         return ()

@@ -22,7 +22,7 @@ from ninfer.frontend.conversation import (
     checked_conversation,
 )
 from ninfer.frontend.generation_defaults import read_generation_defaults
-from ninfer.frontend.grammar_compiler import GrammarCompiler
+from ninfer.frontend.grammar_compiler import GrammarCompiler, has_library
 from ninfer.frontend.grammar_source import GrammarSource
 from ninfer.frontend.output_constraint import CompiledGrammar
 from ninfer.frontend.output_session import SessionSettings, TokenOutputSession
@@ -143,6 +143,11 @@ class Frontend:
         """Whether an answer of this model can start with a thinking block."""
         is_switchable = "enable_thinking" in self._template.variables
         return self._think_end is not None and (self.traits.opens_thinking or is_switchable)
+
+    @property
+    def has_structured_output(self) -> bool:
+        """Whether this installation can constrain answers."""
+        return has_library()
 
     def prepare(
         self, conversation: Conversation, options: PromptOptions | None = None

@@ -67,6 +67,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compilers = threading.BoundedSemaphore(MAX_COMPILERS)
         self._cache: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._tokens_lock = threading.Lock()
         self._tokens: tuple[Any, MaskVocabulary] | None = None
 
     def compile(self, source: GrammarSource, field: str) -> CompiledGrammar:
@@ -87,6 +88,7 @@ class GrammarCompiler:
             if found is not None:
                 self._cache.move_to_end(key)
                 return found
+        with self._tokens_lock:
             # Outside the time limit: it is the model's, not the client's, and done once.
             tokens, vocabulary = self._tokens or self._read_tokens(library)
         master = self._within_limit(lambda: _compiled(library, tokens, source, field), field)
@@ -230,6 +232,11 @@ def _grammar_text(library: ModuleType, source: GrammarSource) -> Any:
 def _first_line(message: object) -> str:
     lines = str(message).strip().splitlines()
     return lines[0][:200] if lines else "no reason is given"
+
+
+def has_library() -> bool:
+    """Whether grammars can be compiled here."""
+    return _imported() is not None
 
 
 @functools.cache

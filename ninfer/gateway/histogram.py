@@ -41,7 +41,8 @@ def histogram_family(
     """Spell counts the way the format wants them.
 
     Args:
-        name, help_text: of the family.
+        name: of the family.
+        help_text: one line about it.
         bounds: upper bounds of all counts but the last, ascending.
         counts: observations up to each bound and above the one before it.
         total: sum of all observations.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ninfer.engine.duration_counts import DurationCounts
 from ninfer.errors import InvariantError, NinferError
 from ninfer.generation import FinishReason
 from tests.support.engine_harness import EngineHarness
@@ -95,3 +96,27 @@ def test_a_constrained_request_can_be_cancelled() -> None:
 
     assert handle.result().finish is FinishReason.CANCELLED
     engine.check_resources_idle()
+
+
+def test_times_of_masks_are_counted_for_constrained_rows_only() -> None:
+    program = ScriptedProgram()
+    engine = EngineHarness(program)
+
+    engine.submit(make_request(program, 1, masks={1: MASK, 2: OTHER}))
+    engine.submit(make_request(program, 2))
+    engine.step_until_idle()
+
+    times = engine.core.status().counters.mask_times
+    assert sum(times.counts) == 2
+    assert len(times.counts) == len(times.bounds_s) + 1
+    assert times.total_s > 0
+
+
+def test_durations_are_counted_under_the_least_bound_that_holds_them() -> None:
+    times = DurationCounts()
+
+    for duration_s in (0.0, times.bounds_s[0], times.bounds_s[-1], 1.0):
+        times.note(duration_s)
+
+    assert times.counts == [2, *[0] * (len(times.bounds_s) - 2), 1, 1]
+    assert times.frozen() == times
