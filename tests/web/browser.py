@@ -31,6 +31,8 @@ FLAGS: Final = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-extensions",
+    "--disable-default-apps",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--remote-debugging-pipe",
@@ -197,9 +199,10 @@ class Page:
         self.call("Emulation.setTouchEmulationEnabled", enabled=width < 600)
 
     def prefer_colours(self, scheme: str) -> None:
-        """Act as a system set to ``light`` or ``dark``."""
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
+        """Act as a system set to ``light`` or ``dark``, and to little motion, which costs time."""
+        colours = {"name": "prefers-color-scheme", "value": scheme}
+        motion = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self.call("Emulation.setEmulatedMedia", features=[colours, motion])
 
     def evaluate(self, expression: str) -> Any:
         """Value of an expression, promises awaited.

@@ -55,7 +55,7 @@ def test_every_cut_of_the_bytes_gives_the_same_events(modules: Page, case: str) 
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=6),

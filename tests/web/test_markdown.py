@@ -122,7 +122,7 @@ def test_table_keeps_alignment_escaped_bars_and_missing_cells(modules: Page) -> 
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=30),
@@ -166,7 +166,7 @@ def test_settled_blocks_are_not_built_again(modules: Page) -> None:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(
