@@ -24,7 +24,10 @@ _LLVM: Final = {
 }
 
 Intrinsic = Any
-"""Something that kernels call; its ``ptx_text`` is the instruction."""
+"""Something that kernels call.
+
+Its ``ptx_text`` is the instruction, ``param_types`` are what it takes, ``num_results`` it returns.
+"""
 
 
 def define(
@@ -71,6 +74,7 @@ def define(
     implementation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     made = intrinsic(implementation)
     made.ptx_text = f"{text} {constraints} {is_ordered}"
+    made.num_results, made.param_types = len(results), tuple(params)
     return made
 
 
