@@ -47,6 +47,15 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageReference:
+    """Where an image of the body is to be had: base64 text, or a URL."""
+
+    path: str
+    text: str
+    is_url: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AnthropicConversation:
     """What a body wants continued.
 
@@ -54,12 +63,14 @@ class AnthropicConversation:
         is_prefill: the last message is the beginning of the answer.
         origins: one for each message.
         ignored: paths of what was accepted without effect.
+        images: what the media parts show, in their order.
     """
 
     conversation: Conversation
     is_prefill: bool
     origins: tuple[Origin, ...]
     ignored: tuple[str, ...]
+    images: tuple[ImageReference, ...]
 
     def path_of(self, path: str) -> str:
         """Path in the body of a path in the conversation."""
@@ -105,7 +116,11 @@ def read_anthropic_conversation(
         tuple(reader.messages), tools, ToolChoice.AUTO if choice.is_offered else ToolChoice.NONE
     )
     return AnthropicConversation(
-        conversation, is_prefill, tuple(reader.origins), tuple(reader.notes.ignored)
+        conversation,
+        is_prefill,
+        tuple(reader.origins),
+        tuple(reader.notes.ignored),
+        tuple(reader.images),
     )
 
 
@@ -116,6 +131,7 @@ class _ConversationReader:
         self.messages: list[Message] = []
         self.origins: list[Origin] = []
         self.notes = ReadingNotes()
+        self.images: list[ImageReference] = []
 
     def read_system(self, fields: Fields, *, keeps_billing_header: bool) -> None:
         """Read the leading system text."""
@@ -153,7 +169,7 @@ class _ConversationReader:
                 self._add_result(path, members)
                 parts, has_results = [], True
             else:
-                parts.append((path, _user_part(kind, members)))
+                parts.append((path, self._user_part(kind, members)))
         if parts or not has_results:
             self._add_user(turn.path, parts)
 
@@ -183,6 +199,14 @@ class _ConversationReader:
         )
         self._add(message, turn.path, parts)
 
+    def _user_part(self, kind: str, members: Fields) -> Part:
+        if kind == "text":
+            return TextPart(_required(members, "text"))
+        if kind != "image":
+            raise _refused_block(members, kind, "a user")
+        self.images.append(_image(members))
+        return MediaPart(MediaKind.IMAGE)
+
     def _add_user(self, path: str, parts: list[tuple[str, Part]]) -> None:
         self._add(Message(Role.USER, tuple(part for _, part in parts)), path, parts)
 
@@ -194,7 +218,7 @@ class _ConversationReader:
             kind, inner = self._opened(place, block)
             if kind not in ("text", "image"):
                 raise _refused_block(inner, kind, "a tool result")
-            parts.append((place, _user_part(kind, inner)))
+            parts.append((place, self._user_part(kind, inner)))
         if is_error:
             parts.insert(0, (members.path("is_error"), TextPart(_ERROR_MARK)))
         content = tuple(part for _, part in parts)
@@ -280,21 +304,16 @@ def _blocks(value: Any, path: str) -> list[tuple[str, Any]]:
     return [(f"{path}[{index}]", block) for index, block in enumerate(value)]
 
 
-def _user_part(kind: str, members: Fields) -> Part:
-    if kind == "text":
-        return TextPart(_required(members, "text"))
-    if kind != "image":
-        raise _refused_block(members, kind, "a user")
+def _image(members: Fields) -> ImageReference:
     source = members.nested("source")
     if source is None:
         raise members.missing("source")
-    source_kind = source.choice("type", ("base64", "url", "file"))
-    match source_kind:
+    match source.choice("type", ("base64", "url", "file")):
         case "base64":
             _required(source, "media_type")
-            _required(source, "data")
+            return ImageReference(source.path("data"), _required(source, "data"), is_url=False)
         case "url":
-            _required(source, "url")
+            return ImageReference(source.path("url"), _required(source, "url"), is_url=True)
         case "file":
             raise UnsupportedFeature(
                 f"{source.path('type')} is file; there is no store of files here, use base64",
@@ -302,7 +321,6 @@ def _user_part(kind: str, members: Fields) -> Part:
             )
         case _:
             raise source.missing("type")
-    return MediaPart(MediaKind.IMAGE)
 
 
 def _call(members: Fields) -> ToolCallRequest:

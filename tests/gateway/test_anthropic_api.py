@@ -1,5 +1,6 @@
 """What a messages body means, and how its faults are named."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,14 +24,26 @@ from tests.gateway.anthropic_bodies import (
     text,
     user,
 )
+from tests.support.png_images import png_bytes
 from tests.support.scripted_engine import ScriptedEngine
 
 SETTINGS = GatewaySettings()
 HEADERS = MessageHeaders()
-IMAGE: Body = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
-}
+
+
+def image(width: int = 8, height: int = 8, **source: Any) -> Body:
+    """An image block; ``source`` replaces members of its source."""
+    data = base64.b64encode(png_bytes(width, height)).decode()
+    whole = {"type": "base64", "media_type": "image/png", "data": data, **source}
+    return {"type": "image", "source": whole}
+
+
+def by_url(url: str) -> Body:
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+IMAGE = image()
+TOOL_IMAGE: Body = {"type": "tool_result", "tool_use_id": "a", "content": [text("x"), IMAGE]}
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +289,43 @@ MARKED: Body = text("x", cache_control={"type": "ephemeral"})
         (body(user([{"text": "x"}])), "missing_field", "messages.0.content.0.type"),
         (body(user([{"type": "text"}])), "missing_field", "messages.0.content.0.text"),
         (body(user([text("a"), IMAGE])), "vision_disabled", "messages.0.content.1"),
+        (
+            body(
+                user("x"),
+                assistant([{"type": "tool_use", "id": "a", "name": "f", "input": {}}]),
+                user([TOOL_IMAGE]),
+            ),
+            "vision_disabled",
+            "messages.2.content.0.content.1",
+        ),
         (body(user([{"type": "image"}])), "missing_field", "messages.0.content.0.source"),
+        (
+            body(user([image(type="file")])),
+            "unsupported_parameter",
+            "messages.0.content.0.source.type: ",
+        ),
+        (
+            body(user([image(data="?")])),
+            "invalid_media",
+            "messages.0.content.0.source.data: ",
+        ),
+        (
+            body(user([image(data="AAAA", media_type="image/svg+xml")])),
+            "invalid_media",
+            "messages.0.content.0.source.data: ",
+        ),
+        (body(user([image(1, 201)])), "invalid_media", "messages.0.content.0.source.data: "),
+        (
+            body(user([by_url("file:///etc/hostname")])),
+            "media_url_forbidden",
+            "messages.0.content.0.source.url: ",
+        ),
+        (
+            body(user([by_url("http://127.0.0.1/x.png")])),
+            "media_url_forbidden",
+            "messages.0.content.0.source.url: ",
+        ),
+        (body(user([IMAGE] * 65)), "media_budget_exceeded", "messages: has 65 images"),
         (body(user([{"type": "document"}])), "unsupported_parameter", "messages.0.content.0.type"),
         (
             body(user("x"), assistant([{"type": "server_tool_use"}]), user("y")),
