@@ -1,14 +1,17 @@
 """Load on the HTTP server alone: eight streams of 200 tokens a second on a scripted program.
 
-Measured are the delay from the commit of a round to the arrival of its event at a client in the
-same process, the answer time of ``/health`` meanwhile, and the processor time of the whole process
-for each token. Run: ``python -m benchmarks.gateway_load [seconds]``.
+Measured are the delay from the commit of a token to the arrival of its event at a client in another
+process (both read the same monotonic clock), the answer time of ``/health`` meanwhile, and the
+processor time of the serving process for each token.
+
+Run: ``python -m benchmarks.gateway_load [seconds]``.
 """
 
 import http.client
 import json
 import re
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -16,9 +19,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ninfer.program.contract import PendingBatch, RowDecision
-from tests.support.gateway_server import RunningServer, running_server
+from tests.support.gateway_server import running_server
 from tests.support.scripted_engine import ScriptedEngine
 
+CLIENT = "--client"
 NUM_CLIENTS = 8
 TOKENS_PER_S = 200
 HEALTH_INTERVAL_S = 0.1
@@ -59,9 +63,9 @@ def note_commits(engine: ScriptedEngine) -> dict[int, list[float]]:
     return commits
 
 
-def read_stream(server: RunningServer, index: int, num_tokens: int, arrivals: list[float]) -> None:
+def read_stream(port: int, index: int, num_tokens: int, arrivals: list[float]) -> None:
     """Read one stream and note the arrival of each event with text."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     body = {
         "messages": [{"role": "user", "content": f"client {index}"}],
         "max_tokens": num_tokens,
@@ -78,6 +82,20 @@ def read_stream(server: RunningServer, index: int, num_tokens: int, arrivals: li
     connection.close()
 
 
+def run_clients(port: int, num_tokens: int) -> None:
+    """The client process: read every stream and write the arrivals as JSON."""
+    arrivals: list[list[float]] = [[] for _ in range(NUM_CLIENTS)]
+    threads = [
+        threading.Thread(target=read_stream, args=(port, index, num_tokens, arrivals[index]))
+        for index in range(NUM_CLIENTS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    show(json.dumps(arrivals))
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Value below which a share of them lies."""
     ordered = sorted(values)
@@ -91,6 +109,9 @@ def show(line: str) -> None:
 
 def main() -> None:
     """Run and print the figures."""
+    if sys.argv[1:2] == [CLIENT]:
+        run_clients(int(sys.argv[2]), int(sys.argv[3]))
+        return
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
     num_tokens = int(seconds * TOKENS_PER_S)
     pace = Pace()
@@ -100,19 +121,16 @@ def main() -> None:
     commits = note_commits(engine)
     health_s: list[float] = []
     with engine, running_server(engine) as server:
-        arrivals: list[list[float]] = [[] for _ in range(NUM_CLIENTS)]
-        threads = [
-            threading.Thread(target=read_stream, args=(server, index, num_tokens, arrivals[index]))
-            for index in range(NUM_CLIENTS)
-        ]
+        command = [sys.executable, "-m", "benchmarks.gateway_load", CLIENT, str(server.port)]
         used_s, started = time.process_time(), time.monotonic()
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+        clients = subprocess.Popen([*command, str(num_tokens)], stdout=subprocess.PIPE)
+        while clients.poll() is None and (num_seen := len(commits[0])) < num_tokens:
             asked = time.monotonic()
             server.get("/health")
-            health_s.append(time.monotonic() - asked)
+            if num_seen:
+                health_s.append(time.monotonic() - asked)
             time.sleep(HEALTH_INTERVAL_S)
+        arrivals: list[list[float]] = json.loads(clients.communicate()[0])
         elapsed_s, used_s = time.monotonic() - started, time.process_time() - used_s
     delays = [
         at - committed
@@ -126,7 +144,7 @@ def main() -> None:
     show(
         f"/health p50 {statistics.median(health_s) * 1e3:.1f} ms, max {max(health_s) * 1e3:.1f} ms"
     )
-    show(f"processor time of server and clients: {used_s / num_events * 1e6:.0f} us a token")
+    show(f"processor time of the server: {used_s / num_events * 1e6:.0f} us a token")
 
 
 if __name__ == "__main__":
