@@ -49,6 +49,7 @@ options.
 `NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in `__pycache__`
 folders beside the kernels or, where those cannot be written, in the user's cache folder. Deleting
 the cache is always safe. `NO_COLOR` and `TERM=dumb` switch colour and rewritten lines off.
+`XDG_STATE_HOME` moves the folder of the key that signs thinking blocks of Anthropic replies.
 
 | variable | option | commands |
 |---|---|---|
