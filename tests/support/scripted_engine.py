@@ -43,13 +43,14 @@ class TextProgram(ScriptedProgram):
         *,
         width: int,
         chunk: int,
+        num_pages: int,
         faults: Faults | None,
         pace: Callable[[str], None] | None,
     ) -> None:
         super().__init__(
             max_concurrency=config.max_concurrency,
             max_context=config.max_context,
-            num_pages=PLENTY_OF_PAGES,
+            num_pages=num_pages,
             chunk=chunk,
             width=width,
             faults=faults,
@@ -90,6 +91,7 @@ class ScriptedEngine(Engine):
         case: golden model whose frontend is used.
         width: most tokens of a row in one round.
         chunk: prompt tokens of one prefill call.
+        num_pages: KV pages of the scripted program.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class ScriptedEngine(Engine):
         max_context: int = 4096,
         width: int = 1,
         chunk: int = 64,
+        num_pages: int = PLENTY_OF_PAGES,
         faults: Faults | None = None,
         pace: Callable[[str], None] | None = None,
     ) -> None:
@@ -122,6 +125,7 @@ class ScriptedEngine(Engine):
             self._scripted_config,
             width=width,
             chunk=chunk,
+            num_pages=num_pages,
             faults=faults,
             pace=pace,
         )
