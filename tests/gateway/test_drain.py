@@ -247,6 +247,23 @@ def test_port_clash_shows_before_anything_is_loaded() -> None:
     assert loads == []
 
 
+def test_debug_server_answers_and_drains_too() -> None:
+    drill = Drill(http_server="werkzeug")
+    seen: dict[str, Any] = {}
+
+    def client(server: RemoteServer) -> None:
+        drill.wait_ready()
+        seen["blocking"] = server.chat()
+        seen["stream"] = server.chat(stream=True)
+        terminate()
+
+    end = drill.run(client)
+
+    assert end is ServeEnd.DRAINED
+    assert seen["blocking"].status == 200
+    assert seen["stream"].events[-1] == "[DONE]"
+
+
 @pytest.mark.slow
 def test_process_drains_on_sigterm_and_exits_with_0() -> None:
     artifact = artifact_path("tiny-dense", "bf16")
