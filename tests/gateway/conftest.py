@@ -9,6 +9,14 @@ from tests.support.gateway_server import RunningServer, running_server, tiny_eng
 from tests.support.scripted_engine import ScriptedEngine
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Signing keys that servers of these tests make stay out of the user's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny() -> Iterator[Engine]:
     """The tiny dense model on the host device."""

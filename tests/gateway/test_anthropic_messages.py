@@ -5,12 +5,13 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
+from ninfer.gateway.anthropic_stream import fold
+from ninfer.gateway.event_stream import exact_json
 from ninfer.runtime import Engine
 from tests.gateway.anthropic_bodies import (
     B06_MESSAGES,
@@ -31,6 +32,7 @@ from tests.support.gateway_server import (
 )
 from tests.support.scripted_engine import ScriptedEngine, says
 
+IDS = re.compile(r"(?<=\")(msg|toolu)_[0-9A-Za-z]{24}(?=\")")
 CALL = (
     "<tool_call>\n<function=lamp_set>\n<parameter=room>\nhall\n</parameter>\n"
     "<parameter=level>\n1.50\n</parameter>\n</function>\n</tool_call>"
@@ -42,15 +44,6 @@ SCRIPTS: dict[str, tuple[str, Body]] = {
     "cut call": (f"</think>\n\n{CALL}", {**body(tools=[LAMP]), "max_tokens": 40}),
     "stop": ("</think>\n\none two three", {**body(stop_sequences=["o th"]), "max_tokens": 60}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Signing keys of these tests stay out of the user's folders."""
-    folder = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +79,7 @@ def folded_by_the_client(server: RunningServer, asked: Body) -> Any:
 
 def without_ids(message: Any) -> Any:
     """A reply whose random ids are gone."""
-    return json.loads(re.sub(r'"(msg|toolu)_[0-9A-Za-z]+"', r'"\1"', json.dumps(message)))
+    return json.loads(IDS.sub("", json.dumps(message)))
 
 
 def test_the_client_reads_a_blocking_reply(client: anthropic.Anthropic) -> None:
@@ -136,6 +129,17 @@ def test_a_blocking_reply_is_the_fold_of_the_stream(name: str, width: int) -> No
     for theirs, block in zip(by_client["content"], ours["content"], strict=True):
         for key in ("text", "thinking", "signature", "name"):
             assert theirs.get(key) == block.get(key)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_our_fold_of_the_stream_is_the_blocking_reply_byte_for_byte(name: str) -> None:
+    said, asked = SCRIPTS[name]
+    with ScriptedEngine(says(said), width=3) as engine, running_server(engine) as server:
+        blocking = send(server, asked)
+        streamed = [data for _, data in send(server, asked, stream=True).named_events]
+
+    folded = exact_json(fold(streamed))
+    assert IDS.sub("", folded) == IDS.sub("", blocking.body.decode())
 
 
 def test_a_call_comes_with_its_object_and_its_digits() -> None:
