@@ -92,7 +92,6 @@ class EngineConfig:
         _in_range("max_concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
         _in_range("max_pending", self.max_pending, 0, 4096)
         _in_range("max_context", self.max_context, 1, 1 << 24)
-        _in_range("prefill_chunk", self.prefill_chunk, PREFILL_CHUNK_MULTIPLE, 1 << 20)
         for name in (
             "device_state_slots",
             "host_state_slots",
@@ -100,8 +99,8 @@ class EngineConfig:
             "kv_headroom_bytes",
         ):
             _in_range(name, getattr(self, name), 0, 1 << 50)
-        if self.prefill_chunk % PREFILL_CHUNK_MULTIPLE:
-            raise _refused("prefill_chunk", self.prefill_chunk, "a multiple of 128")
+        if self.prefill_chunk % PREFILL_CHUNK_MULTIPLE or not 0 < self.prefill_chunk <= 1 << 20:
+            raise _refused("prefill_chunk", self.prefill_chunk, "a multiple of 128 up to 1048576")
         if self.kv_capacity is not None:
             _in_range("kv_capacity", self.kv_capacity, self.max_context, 1 << 40)
         if self.speculative is SpeculativeBackend.NONE:

@@ -62,6 +62,9 @@ class ArtifactReader:
         except ArtifactError as error:
             error.path = path
             raise
+        except OSError as error:
+            error.filename = error.filename or str(path)  # Reads of a descriptor name no file.
+            raise
         finally:
             os.close(descriptor)
         return cls(path, directory, payload_start, mapping)

@@ -40,11 +40,37 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="artifact file")
-    parser.add_argument("--prompt-lens", type=_list, default=[128, 512], metavar="N,N")
-    parser.add_argument("--gen-len", type=integer, default=64, metavar="N")
-    parser.add_argument("--concurrency", type=_list, default=[1], metavar="N,N")
-    parser.add_argument("--repeat", type=integer, default=3, metavar="N")
-    parser.add_argument("--warmup", type=integer, default=1, metavar="N")
+    parser.add_argument(
+        "--prompt-lens",
+        type=_list,
+        default=[128, 512],
+        metavar="N,N",
+        help="prompt lengths in tokens (default: 128,512)",
+    )
+    parser.add_argument(
+        "--gen-len",
+        type=integer,
+        default=64,
+        metavar="N",
+        help="tokens generated for each request (default: 64)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=_list,
+        default=[1],
+        metavar="N,N",
+        help="requests at a time, each 1..8 (default: 1)",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=integer,
+        default=3,
+        metavar="N",
+        help="measured runs of a cell (default: 3)",
+    )
+    parser.add_argument(
+        "--warmup", type=integer, default=1, metavar="N", help="runs before them (default: 1)"
+    )
     parser.add_argument("--format", choices=["text", "json"], default="text")
     add_engine_options(parser, max_context=4096)
 

@@ -1,12 +1,13 @@
 """``ninfer chat``: a conversation on the terminal, its history in memory.
 
 ``/reset`` forgets, ``/save FILE`` and ``/load FILE`` keep the messages as JSON, ``/think on|off``
-switches thinking, ``/quit`` leaves. Ctrl-C stops the answer; pressed again, or at the prompt, it
-leaves.
+switches thinking, ``/help`` lists the commands, ``/quit`` leaves. Ctrl-C stops the answer; pressed
+again, or at the prompt, it leaves.
 """
 
 import argparse
 import json
+import readline  # noqa: F401 - importing it gives input() history and line editing
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from ninfer.errors import NinferError, RequestError
 from ninfer.generation import GenerationResult
 from ninfer.runtime import Engine
 
-HELP = "/reset  /save FILE  /load FILE  /think on|off  /quit"
+HELP = "/help  /reset  /save FILE  /load FILE  /think on|off  /quit"
 
 
 @dataclass(slots=True)
@@ -36,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="artifact file")
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--no-show-thinking", action="store_true")
+    parser.add_argument(
+        "--no-show-thinking", action="store_true", help="keep thinking off standard error"
+    )
     add_sampling_options(parser)
     add_engine_options(parser, max_context=8192)
 
@@ -93,10 +96,13 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
             console.note(f"loaded {len(messages)} messages")
         case "/think", ("on" | "off") as switch:
             options.no_thinking = switch == "off"
+            console.note(f"thinking is {switch}")
         case "/image", _:
             raise UsageError("images cannot be read: this build runs text only")
-        case _:
+        case "/help", _:
             console.note(HELP)
+        case _:
+            console.note(f"unknown command {name}; {HELP}")
 
 
 def _answer(

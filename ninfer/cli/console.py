@@ -85,12 +85,18 @@ class Console:
             self._stream.write(line + "\n")
         self._stream.flush()
 
-    def close(self) -> None:
-        """Leave the cursor at the start of a line."""
+    def yield_to_output(self) -> None:
+        """Clear a progress line, because something is written to standard output next."""
         self._end_line()
         self._stream.flush()
 
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        self.yield_to_output()
+
     def _end_line(self) -> None:
+        """End the present stage; the next report starts a new one, with a clock of its own."""
+        self._stage = ""
         if self._has_line:
             self._stream.write(_CLEAR_LINE)
             self._has_line = False

@@ -2,15 +2,29 @@
 
 import argparse
 import json
+import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterable
+from typing import TextIO
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
-from ninfer.cli.options import add_engine_options, add_sampling_options, engine_config
-from ninfer.cli.request_input import add_prompt_options, prepare_input, read_text, request_options
+from ninfer.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    engine_config,
+    sampling_params,
+)
+from ninfer.cli.request_input import (
+    add_prompt_options,
+    prepare_input,
+    read_input,
+    read_text,
+    request_options,
+)
 from ninfer.frontend.frontend import PreparedInput
 from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold
 from ninfer.gateway.openai_timings import timings_json
@@ -21,9 +35,13 @@ from ninfer.generation import (
     GenerationResult,
     OutputCommitted,
     PrefillProgress,
+    SamplingParams,
     TextDelta,
 )
 from ninfer.runtime import Engine, RequestOptions
+
+PATIENCE_S = 3.0
+SLOW_START = "still starting: the first start on a machine compiles kernels, once"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,19 +50,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_options(parser)
     add_sampling_options(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--output", choices=["text", "json", "jsonl"], default="text")
+    group.add_argument(
+        "--output",
+        choices=["text", "json", "jsonl"],
+        default="text",
+        help="text, one chat-completion object, or its stream, one object a line (default: text)",
+    )
     group.add_argument("--return-token-ids", action="store_true", help="token ids in the JSON")
     group.add_argument(
         "--require-complete", action="store_true", help="exit 6 when the answer hit a limit"
     )
-    group.add_argument("--no-show-thinking", action="store_true")
+    group.add_argument(
+        "--no-show-thinking", action="store_true", help="keep thinking off standard error"
+    )
     add_engine_options(parser, max_context=4096)
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
-    """Answer one request."""
+    """Answer one request. What can be refused without the model is refused before it loads."""
+    source = read_input(options)
+    sampling_params(options, SamplingParams())
     with open_engine(options, console) as engine:
-        prepared = prepare_input(engine, options)
+        prepared = prepare_input(engine, source, options)
         request = request_options(engine, options, prepared)
         with engine.submit(prepared, request) as handle:
             if options.output == "text":
@@ -60,14 +87,23 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
 def open_engine(
     options: argparse.Namespace, console: Console, *, max_concurrency: int = 1
 ) -> Engine:
-    """Load the model that the engine options describe, with progress."""
+    """Load the model that the engine options describe, with progress.
+
+    The first start on a machine compiles kernels; a line says so when it takes its time.
+    """
     template = options.chat_template
-    return Engine(
-        options.model,
-        config=engine_config(options, max_concurrency=max_concurrency),
-        chat_template=None if template is None else read_text(template),
-        progress=lambda done, total: console.progress("loading", done, total),
-    )
+    patience = threading.Timer(PATIENCE_S, console.note, [SLOW_START])
+    patience.daemon = True
+    patience.start()
+    try:
+        return Engine(
+            options.model,
+            config=engine_config(options, max_concurrency=max_concurrency),
+            chat_template=None if template is None else read_text(template),
+            progress=lambda done, total: console.progress("loading", done, total),
+        )
+    finally:
+        patience.cancel()
 
 
 def statistics(result: GenerationResult) -> str:
@@ -90,6 +126,7 @@ def write_event(event: GenerationEvent, console: Console, *, shows_thinking: boo
                 if not isinstance(delta, TextDelta):
                     continue
                 if delta.channel is Channel.CONTENT:
+                    console.yield_to_output()
                     sys.stdout.write(delta.text)
                     sys.stdout.flush()
                 elif shows_thinking:
@@ -111,10 +148,21 @@ def _write_text(
     for call in result.summary.tool_calls:
         document = {"name": call.name, "arguments": json.loads(call.arguments)}
         sys.stdout.write(json.dumps({"tool_call": document}, ensure_ascii=False) + "\n")
-    if sys.stdout.isatty() and not result.summary.content.endswith("\n"):
-        sys.stdout.write("\n")
     sys.stdout.flush()
+    if not result.summary.content.endswith("\n"):
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        elif _are_one_file(sys.stdout, sys.stderr):
+            console.note("")  # Keep the answer and the statistics apart in a common log.
     return result
+
+
+def _are_one_file(first: TextIO, second: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(first.fileno(), second.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 def _write_json(

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -98,7 +99,7 @@ COMMANDS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ninfer",
         description="Serve the Qwen3.5, Qwen3.6 and Qwen3.8 hybrid models on one device.",
         epilog="example: ninfer COMMAND --help",
@@ -165,11 +166,30 @@ def _report(error: BaseException, options: argparse.Namespace, console: Console)
         traceback.print_exception(error, file=sys.stderr)
     if code is ExitCode.INTERRUPTED:
         return code
-    console.note(f"error: {error}" if code is not None else "error: unexpected; please report it")
+    known = f"error: {_message(error)}"
+    console.note(known if code is not None else "error: unexpected; please report it")
     if getattr(options, "format", None) == "json" and isinstance(error, NinferError):
         document = {"code": error.code, "message": str(error), "object": None}
         print(json.dumps({"error": document | {"object": getattr(error, "object", None)}}))
     return ExitCode.FAILED if code is None else code
+
+
+def _message(error: BaseException) -> str:
+    """Spell an error for a person; errors of the system without their number."""
+    match error:
+        case IsADirectoryError(filename=str() | Path() as name):
+            return f"{name} is a folder; an artifact is a file, made by ninfer convert"
+        case OSError(filename=str() | Path() as name, strerror=str(reason)):
+            return f"{name}: {reason}"
+        case _:
+            return str(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in two lines instead of repeating every option."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(int(ExitCode.USAGE), f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
 
 class _Terminated(BaseException):

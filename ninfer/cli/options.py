@@ -81,9 +81,27 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> 
     group.add_argument(
         "--no-prefix-reuse", action="store_true", help="compute every prompt from its start"
     )
-    group.add_argument("--device-state-slots", type=integer, default=0, metavar="N")
-    group.add_argument("--host-state-slots", type=integer, default=0, metavar="N")
-    group.add_argument("--host-kv-mib", type=integer, default=0, metavar="N")
+    group.add_argument(
+        "--device-state-slots",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="checkpoints kept on the device (default: 0)",
+    )
+    group.add_argument(
+        "--host-state-slots",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="checkpoints kept in host memory (default: 0)",
+    )
+    group.add_argument(
+        "--host-kv-mib",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="host memory for the KV of checkpoints (default: 0)",
+    )
     group.add_argument(
         "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
     )
@@ -92,21 +110,80 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `sampling_params` and `thinking_options` read."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-new", type=integer, default=None, metavar="N", help="output tokens")
-    group.add_argument("--temperature", type=float, default=None, metavar="T")
-    group.add_argument("--top-p", type=float, default=None, metavar="P")
-    group.add_argument("--top-k", type=integer, default=None, metavar="K")
-    group.add_argument("--min-p", type=float, default=None, metavar="P")
-    group.add_argument("--presence-penalty", type=float, default=None, metavar="P")
-    group.add_argument("--frequency-penalty", type=float, default=None, metavar="P")
-    group.add_argument("--seed", type=integer, default=None, metavar="N")
+    group.add_argument(
+        "--max-new",
+        type=integer,
+        default=None,
+        metavar="N",
+        help="output tokens (default: 8192, or what the context leaves)",
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=None,
+        metavar="T",
+        help="randomness, 0..2; 0 always takes the likeliest token",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=None,
+        metavar="P",
+        help="keep the likeliest tokens of this total probability, 0..1",
+    )
+    group.add_argument(
+        "--top-k",
+        type=integer,
+        default=None,
+        metavar="K",
+        help="keep the K likeliest tokens; 0 keeps all",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=None,
+        metavar="P",
+        help="drop tokens below P times the likeliest, 0..1",
+    )
+    group.add_argument(
+        "--presence-penalty",
+        type=float,
+        default=None,
+        metavar="P",
+        help="against tokens that occurred, -2..2",
+    )
+    group.add_argument(
+        "--frequency-penalty",
+        type=float,
+        default=None,
+        metavar="P",
+        help="against tokens by how often they occurred, -2..2",
+    )
+    group.add_argument(
+        "--seed",
+        type=integer,
+        default=None,
+        metavar="N",
+        help="repeatable sampling (default: a fresh seed)",
+    )
     group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
     group.add_argument(
         "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
     )
     group.add_argument("--no-thinking", action="store_true", help="answer without thinking first")
-    group.add_argument("--thinking-budget", type=integer, default=None, metavar="N")
-    group.add_argument("--reasoning-effort", default=None, metavar="E")
+    group.add_argument(
+        "--thinking-budget",
+        type=integer,
+        default=None,
+        metavar="N",
+        help="tokens the thinking may take (default: no limit)",
+    )
+    group.add_argument(
+        "--reasoning-effort",
+        default=None,
+        metavar="E",
+        help="an effort the chat template knows; none switches thinking off",
+    )
     group.add_argument(
         "--preserve-thinking", action="store_true", help="keep thinking of earlier turns"
     )
@@ -185,14 +262,21 @@ def apply_environment(
 ) -> None:
     """Make ``NINFER_<LONG_OPTION>`` the default of every long option of ``parser``.
 
+    Options of which exactly one must be given say what a command works on; they have no variable.
     A variable that does not parse ends the program like a wrong option would.
     """
-    for action in parser._actions:
+    for action in configurable(parser):
         for option in action.option_strings:
             name = PREFIX + option.removeprefix("--").replace("-", "_").upper()
             if option.startswith("--") and name in environment:
                 action.default = _parsed(parser, action, name, environment[name])
-                action.required = False
+
+
+def configurable(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the options of ``parser`` that have an environment variable."""
+    choices = [group for group in parser._mutually_exclusive_groups if group.required]
+    inputs = {id(action) for group in choices for action in group._group_actions}
+    return [action for action in parser._actions if id(action) not in inputs]
 
 
 def _parsed(

@@ -7,6 +7,7 @@ what its content means is checked by the frontend, in the words that HTTP uses.
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt, exactly one of the first four")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one user message")
-    source.add_argument("--prompt-file", metavar="FILE", help="one user message from a file")
+    source.add_argument(
+        "--prompt-file", metavar="FILE", help="one user message from a file; - is standard input"
+    )
     source.add_argument("--messages", metavar="FILE", help="JSON list of chat messages")
     source.add_argument("--prompt-tokens", metavar="FILE", help="JSON list of token ids")
     group.add_argument("--system", metavar="TEXT", help="system message before --prompt")
     group.add_argument("--raw", action="store_true", help="no chat template around --prompt")
-    group.add_argument("--image", action="append", default=[], metavar="FILE")
+    group.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="not available in this build"
+    )
     group.add_argument("--tools", metavar="FILE", help="JSON list of tool definitions")
     group.add_argument("--json-schema", metavar="FILE", help="constrain the answer to a schema")
 
@@ -45,7 +50,12 @@ def read_text(path: str) -> str:
             return sys.stdin.buffer.read().decode("utf-8")
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+        raise UsageError(f"cannot read {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the errno and without the name a second time."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def read_json(path: str) -> Any:
@@ -82,36 +92,76 @@ def prompt_options(options: argparse.Namespace) -> PromptOptions:
     )
 
 
-def prepare_input(engine: Engine, options: argparse.Namespace) -> PreparedInput:
-    """Turn the prompt options into tokens.
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt given as ids."""
+
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """A prompt without a chat template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages and tools as JSON, not yet checked."""
+
+    messages: list[Any]
+    tools: Any
+
+
+Source = Tokens | RawText | Chat
+
+
+def read_input(options: argparse.Namespace) -> Source:
+    """Read what the prompt options name.
 
     Raises:
-        RequestError: the input cannot be represented.
-        UsageError: a file cannot be read.
+        RequestError: the input is of a kind that cannot be served.
+        UsageError: a file cannot be read, or options contradict.
     """
     if options.image:
         raise UnsupportedFeature(
             "images cannot be read: this build runs text only", code="vision_disabled"
         )
-    if options.prompt_tokens is not None:
-        value = read_json(options.prompt_tokens)
-        return engine.frontend.prepare_tokens(read_token_list(value, options.prompt_tokens))
-    if options.messages is not None:
-        messages = read_json(options.messages)
-    else:
-        from_file = options.prompt is None
-        text = read_text(options.prompt_file) if from_file else options.prompt
-        if options.raw:
-            return engine.frontend.prepare_raw(text, parse_special=True)
-        messages = [{"role": "user", "content": text}]
-        if options.system is not None:
-            messages.insert(0, {"role": "system", "content": options.system})
-    if options.raw:
+    is_text = options.prompt is not None or options.prompt_file is not None
+    if options.raw and not is_text:
         raise UsageError("--raw goes with --prompt or --prompt-file")
-    if not isinstance(messages, list):
-        raise RequestError("messages must be a list", code="invalid_type", field="messages")
-    tools = None if options.tools is None else read_json(options.tools)
-    return engine.prepare(messages, tools=tools, prompt=prompt_options(options))
+    if options.prompt_tokens is not None:
+        return Tokens(read_token_list(read_json(options.prompt_tokens), options.prompt_tokens))
+    if not is_text:
+        messages = read_json(options.messages)
+        if not isinstance(messages, list):
+            raise RequestError("messages must be a list", code="invalid_type", field="messages")
+        return Chat(messages, _tools(options))
+    text = read_text(options.prompt_file) if options.prompt is None else options.prompt
+    if options.raw:
+        return RawText(text)
+    opening = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return Chat([*opening, {"role": "user", "content": text}], _tools(options))
+
+
+def _tools(options: argparse.Namespace) -> Any:
+    return None if options.tools is None else read_json(options.tools)
+
+
+def prepare_input(engine: Engine, source: Source, options: argparse.Namespace) -> PreparedInput:
+    """Turn the input into tokens.
+
+    Raises:
+        RequestError: the input cannot be represented.
+    """
+    match source:
+        case Tokens(token_ids=token_ids):
+            return engine.frontend.prepare_tokens(token_ids)
+        case RawText(text=text):
+            return engine.frontend.prepare_raw(text, parse_special=True)
+        case Chat(messages=messages, tools=tools):
+            return engine.prepare(messages, tools=tools, prompt=prompt_options(options))
 
 
 def request_options(

@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='JSON lines {"tokens": [...]}; one line comes back for each',
     )
-    parser.add_argument("--window", type=integer, metavar="N", help="tokens of one window")
-    parser.add_argument("--stride", type=integer, metavar="N", help="new tokens of a window")
+    parser.add_argument(
+        "--window", type=integer, metavar="N", help="tokens of one window (default: the context)"
+    )
+    parser.add_argument(
+        "--stride", type=integer, metavar="N", help="new tokens of a window (default: half)"
+    )
     parser.add_argument("--format", choices=["text", "json"], default="text")
     add_engine_options(parser, max_context=4096)
 

@@ -141,7 +141,7 @@ def test_limit_is_an_exit_code_only_when_asked_for(model: Path) -> None:
         (("--prompt", "hi", "--stop", ""), 5, "stop[0]"),
         (("--prompt", "hi", "--image", "x.png"), 5, "images"),
         (("--prompt", "x " * 6000), 5, "prompt is too long"),
-        (("--prompt", "hi", "--device", "99"), 4, "CUDA"),
+        (("--prompt", "hi", "--device", "99"), 4, "cuda"),
         (("--prompt", "hi", "--device", "tpu"), 2, "device"),
         (("--prompt", "hi", "--prefill-chunk", "100"), 2, "prefill_chunk"),
         (("--prompt", "hi", "--max-context", "100000"), 2, "max_context"),
@@ -206,3 +206,35 @@ def test_convert_writes_what_inspect_reads(tmp_path: Path) -> None:
     assert converted.code == 0
     assert again.code != 0
     assert run("inspect", output, "--format", "json").document["model_id"] == "tiny-moe"
+
+
+def test_input_options_have_no_variable(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NINFER_PROMPT", "Name three metals.")
+
+    outcome = run("generate", model)
+
+    assert outcome.code == 2
+    assert "--prompt" in outcome.err
+
+
+def test_wrong_option_is_answered_in_two_lines(model: Path) -> None:
+    outcome = run("generate", model, "--prompt", "hi", "--nonsense")
+
+    assert outcome.err.splitlines() == [
+        "ninfer: error: unrecognized arguments: --nonsense",
+        "see ninfer --help",
+    ]
+
+
+def test_folder_given_as_a_model_is_explained() -> None:
+    outcome = run("generate", GOLDEN / "tiny-dense/checkpoint", "--prompt", "hi")
+
+    assert outcome.code == 2
+    assert "ninfer convert" in outcome.err
+
+
+def test_request_is_refused_before_the_model_is_loaded() -> None:
+    outcome = run("generate", "/nonexistent.ninfer", "--prompt", "hi", "--top-p", "3")
+
+    assert outcome.code == 5
+    assert "top_p" in outcome.err

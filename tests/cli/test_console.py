@@ -83,3 +83,17 @@ def test_no_progress_option_silences_progress_only() -> None:
     console.note("done")
 
     assert stream.getvalue() == "done\n"
+
+
+def test_output_between_two_stages_of_one_name_restarts_the_clock() -> None:
+    stream, clock = Terminal(), ManualClock()
+    console = Console(options(), stream=stream, environment={}, clock=clock)
+    console.progress("prefill", 0, 10, "tokens")
+    clock.now = 100.0
+
+    console.yield_to_output()
+    console.progress("prefill", 0, 10, "tokens")
+    clock.now = 101.0
+    console.progress("prefill", 5, 10, "tokens")
+
+    assert stream.getvalue() == "\r\x1b[Kprefill: 5 tokens of 10 tokens (50%), 5 tokens/s, 1 s left"

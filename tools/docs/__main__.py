@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ninfer.cli.main import COMMANDS, build_parser
-from ninfer.cli.options import PREFIX
+from ninfer.cli.options import PREFIX, configurable
 from tools.docs.http_page import http_page
 from tools.docs.source_pages import life_cycles_page, map_page
 
@@ -42,9 +42,9 @@ texts.
 
 ENVIRONMENT_HEAD = """# Environment
 
-Every long option of the command line has a variable that gives its default; the command line wins.
-A value that does not parse is an error. Flags take `0` or `1`. This page is generated from the
-options.
+Every long option of the command line, except those that say what a command works on, has a
+variable that gives its default; the command line wins. A value that does not parse is an error.
+Flags take `0` or `1`. This page is generated from the options.
 
 `NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in `__pycache__`
 folders beside the kernels or, where those cannot be written, in the user's cache folder. Deleting
@@ -78,7 +78,7 @@ def environment_page() -> str:
     """Return docs/environment.md."""
     users: dict[str, list[str]] = {}
     for name, parser in children().items():
-        for action in parser._actions:
+        for action in configurable(parser):
             for option in action.option_strings:
                 if option.startswith("--") and option != "--help":
                     users.setdefault(option, []).append(name)
