@@ -122,7 +122,7 @@ def _content(
 def _part(value: object, role: Role, path: str) -> Part:
     if not isinstance(value, dict):
         _wrong_type(path, value, "an object")
-    kind = value.get("type")
+    kind = _optional_text(value, "type", path)
     if kind == "text":
         return TextPart(_text(value, "text", path))
     if kind == "refusal" and role is Role.ASSISTANT:

@@ -89,6 +89,12 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
         "messages[0].role",
     ),
     ("content_number", user(5), "invalid_type", "messages[0].content"),
+    (
+        "part_type_object",
+        user([{"type": {}}]),
+        "invalid_type",
+        "messages[0].content[0].type",
+    ),
     ("content_null", user(None), "missing_field", "messages[0].content"),
     (
         "assistant_null",
