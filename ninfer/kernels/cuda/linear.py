@@ -1,10 +1,33 @@
-"""Sizes of linear operands on CUDA; their orders are `fragments` and `weight_layout`."""
+"""Linear products on CUDA: launchers, and which kernel takes how many columns.
+
+    1..128 columns    `skinny_product`: one arithmetic for each (format, K), bandwidth-bound
+    more              `tile_product`: prefill, an arithmetic of its own, bound by tensor cores
+
+Columns are stored as `fragments` draws them, weights as `weight_layout` does. Weights are constants
+that products read before their predecessor has ended: synchronise after `make_resident`.
+"""
+
+from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import fragments
-from ninfer.kernels.cuda.launch import KernelShapes
-from ninfer.kernels.cuda.weight_layout import WeightLayout
-from ninfer.tensor import TensorFormat
+from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
+from ninfer.kernels.cuda.column_pack import make_pack
+from ninfer.kernels.cuda.fragments import CHUNK
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.skinny_product import Skinny, make_skinny
+from ninfer.kernels.cuda.tile_product import make_tile_product, tile_grid, tile_shape
+from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_repack import TILES, make_repack
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+from ninfer.tensor_formats.geometry import RowSplitGeometry, encoded_bytes
+
+SKINNY_COLUMNS: Final = 128
+"""Most columns whose arithmetic is the same as that of one."""
 
 
 def input_bytes(num_columns: int, width: int) -> int:
@@ -17,6 +40,116 @@ def resident_bytes(format: TensorFormat, num_rows: int, num_columns: int) -> int
     return WeightLayout(format, num_rows, num_columns).nbytes
 
 
+def make_resident(stream: CudaStream, encoded: Tensor, matrix: Matrix) -> None:
+    """Repack an encoding; its size must be the format's.
+
+    Raises:
+        ShapeError: it is not.
+    """
+    rows, columns, format = matrix.parent_rows, matrix.num_columns, matrix.format
+    if encoded.nbytes != encoded_bytes(format, (rows, columns)):
+        raise ShapeError(f"encoded: {encoded.nbytes} bytes for {format.name} [{rows}, {columns}]")
+    layout = WeightLayout(format, rows, columns)
+    tiles = layout.row_tiles * layout.k_tiles
+    source, to = encoded.address, matrix.storage.address
+    args: tuple[int, ...]
+    if format is TensorFormat.BF16:
+        args = (source, to, rows, layout.k_tiles, tiles, columns)
+    else:
+        geometry = RowSplitGeometry(format, rows, columns)
+        args = (
+            source,
+            source + geometry.high_offset,
+            source + geometry.scale_offset,
+            to,
+            to + layout.high_offset,
+            to + layout.scale_offset,
+            rows,
+            layout.k_tiles,
+            tiles,
+        )
+    stream.launch(make_repack(format), (blocks_for(tiles, TILES), 1, 1), args)
+
+
+def pack(stream: CudaStream, x: Tensor, out: LinearInput) -> None:
+    """Round columns to bf16 in fragment order."""
+    base, sums, padded = block_parts(out)
+    stream.launch(
+        make_pack(x.dtype is DType.F32),
+        (out.num_columns, blocks_for(padded // CHUNK, PACK_THREADS), 1),
+        (x.address, base, sums, out.width, padded),
+    )
+
+
+def project(
+    stream: CudaStream, x: LinearInput, weight: Matrix, out: Tensor, first_column: int
+) -> None:
+    """Write ``out[:, first_column + n] = weight[n] . x``."""
+    output = Output.F32 if out.dtype is DType.F32 else Output.BF16
+    _multiply(stream, x, weight, out, first_column, output)
+
+
+def project_add(stream: CudaStream, x: LinearInput, weight: Matrix, residual: Tensor) -> None:
+    """Add ``weight[n] . x`` to ``residual[:, n]``."""
+    _multiply(stream, x, weight, residual, 0, Output.ADD)
+
+
+def skinny_for(format: TensorFormat, num_columns: int) -> Skinny:
+    """Shape of the blocks that multiply up to 128 columns."""
+    column_tiles = 1 if num_columns <= 8 else 2 if num_columns <= 16 else 4
+    stages = 3 if format in (TensorFormat.W8, TensorFormat.BF16) else 4
+    if column_tiles == 1:
+        return Skinny(format, 1, 1, stages, 2 if format is TensorFormat.BF16 else 3)
+    if column_tiles == 2:
+        return Skinny(format, 1, 2, stages, 2)
+    return Skinny(format, 1, 4, stages, 1)
+
+
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
-    """Kernels a model needs: sizes need none."""
-    return ()
+    """Kernels a model needs: any matrix may come in any format."""
+    kernels = [make_pack(True), make_pack(False)]
+    for format in PAIR_FORMATS:
+        kernels += [make_repack(format), make_tile_product(tile_shape(format))]
+        kernels += [make_skinny(skinny_for(format, columns)) for columns in (1, 9, 17)]
+    return tuple(kernels)
+
+
+def _multiply(
+    stream: CudaStream,
+    x: LinearInput,
+    weight: Matrix,
+    out: Tensor,
+    first_column: int,
+    output: Output,
+) -> None:
+    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
+    first_tile = weight.first_row // TILE_ROWS
+    row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile
+    if x.num_columns <= SKINNY_COLUMNS:
+        shape = skinny_for(weight.format, x.num_columns)
+        kernel, grid = make_skinny(shape), shape.grid(row_tiles, x.num_columns)
+    else:
+        kernel = make_tile_product(tile_shape(weight.format))
+        grid = tile_grid(row_tiles, x.num_columns)
+    at = weight.storage.address
+    base, sums, _ = block_parts(x)
+    stream.launch(
+        kernel,
+        grid,
+        (
+            at,
+            at + layout.high_offset,
+            at + layout.scale_offset,
+            base,
+            sums,
+            out.address,
+            layout.k_tiles,
+            layout.row_tiles,
+            weight.first_row,
+            weight.num_rows,
+            x.num_columns,
+            out.shape[1],
+            first_column,
+            int(output),
+        ),
+    )

@@ -1,0 +1,433 @@
+"""Linear products on a CUDA device: fractions of the card's own copy bandwidth.
+
+    python -m benchmarks.gpu_linear [FOLDER OF PREBUILT KERNELS] [--variants]
+    python -m benchmarks.gpu_linear --compile FOLDER
+
+In one run: copy bandwidth; every format against float64, and the bits of a column in calls of every
+size; then each matrix of the two big models for several numbers of columns, rotating over copies so
+that the second-level cache does not help; then all products of a decode round in sequence; then
+prefill. Calls are captured in a graph and follow one another by programmatic dependent launch.
+Bytes are those of the resident matrix, each read once. ``--variants`` times other block shapes.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu_check import Bench
+from ninfer.cuda.device import CudaDevice
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.memory import CudaArena
+from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
+from ninfer.device import host_array
+from ninfer.kernels.cuda import linear as cuda_linear
+from ninfer.kernels.cuda.skinny_product import Skinny, make_skinny
+from ninfer.kernels.cuda.tile_product import TileShape, make_tile_product
+from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.ops import linear
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+from ninfer.tensor_formats import decode_matrix, encode_matrix
+
+Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
+W8, BF16 = TensorFormat.W8, TensorFormat.BF16
+
+COLUMNS: Final = (1, 8, 16, 32)
+PREFILL_COLUMNS: Final = (1024, 4096)
+ROTATION_BYTES: Final = 400 << 20  # several times the second-level cache
+POOL_BYTES: Final = 64 << 20
+
+
+class Shape(NamedTuple):
+    """A matrix, and how often a decode round multiplies it; ``is_added`` to the residual."""
+
+    format: TensorFormat
+    rows: int
+    width: int
+    count: int
+    is_added: bool = False
+
+
+ROUNDS: Final = {
+    "27B": (
+        Shape(Q4, 4096, 5120, 48),
+        Shape(Q5, 12288, 5120, 48),
+        Shape(BF16, 96, 5120, 48),
+        Shape(Q5, 5120, 6144, 48, True),
+        Shape(Q4, 7168, 5120, 16),
+        Shape(Q5, 7168, 5120, 16),
+        Shape(Q5, 5120, 6144, 16, True),
+        Shape(Q4, 34816, 5120, 64),
+        Shape(Q5, 5120, 17408, 64, True),
+        Shape(Q6, 248320, 5120, 1),
+    ),
+    "35B": (
+        Shape(W8, 12288, 2048, 30),
+        Shape(BF16, 64, 2048, 30),
+        Shape(W8, 2048, 4096, 30, True),
+        Shape(W8, 9216, 2048, 10),
+        Shape(W8, 2048, 4096, 10, True),
+        Shape(BF16, 257, 2048, 40),
+        Shape(W8, 1024, 2048, 40),
+        Shape(W8, 2048, 512, 40),
+        Shape(Q6, 248320, 2048, 1),
+    ),
+}
+
+VARIANTS: Final = (
+    (8, Skinny(Q4, 1, 1, 4, 3)),
+    (8, Skinny(Q4, 1, 1, 4, 2)),
+    (8, Skinny(Q4, 2, 1, 3, 2)),
+    (1, Skinny(Q4, 1, 1, 4, 3)),
+    (1, Skinny(Q4, 2, 1, 3, 2)),
+    (16, Skinny(Q4, 1, 2, 4, 2)),
+    (32, Skinny(Q4, 2, 4, 3, 1)),
+    (32, Skinny(Q4, 1, 4, 4, 1)),
+    (8, Skinny(Q5, 1, 1, 4, 3)),
+    (8, Skinny(Q5, 1, 1, 4, 2)),
+    (8, Skinny(Q5, 2, 1, 3, 2)),
+    (1, Skinny(Q5, 1, 1, 4, 3)),
+    (8, Skinny(W8, 1, 1, 3, 3)),
+    (8, Skinny(W8, 1, 1, 4, 2)),
+)
+TILE_VARIANTS: Final = (
+    TileShape(Q4, 4, 2, 4),
+    TileShape(Q4, 2, 2, 4),
+    TileShape(Q5, 4, 2, 4),
+    TileShape(Q5, 2, 2, 4),
+    TileShape(W8, 2, 2, 3),
+)
+VARIANT_SHAPES: Final = {
+    Q4: ((34816, 5120), (4096, 5120)),
+    Q5: ((5120, 17408), (12288, 5120)),
+    W8: ((12288, 2048), (2048, 4096)),
+}
+
+
+class Weights:
+    """Random matrices: codes of every value, scales near 2^-6."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        halves = bench.rng.integers(0x2000, 0x2800, POOL_BYTES // 16).astype(np.uint16)
+        words = bench.rng.standard_normal(POOL_BYTES // 8).astype(np.float32) * 0.02
+        bf16 = (words.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        octets = bench.rng.integers(0, 256, POOL_BYTES, np.uint8)
+        self._codes = bench.put(octets, DType.U8)
+        self._scales = bench.put(halves.view(np.uint8), DType.U8)
+        self._words = bench.put(bf16.view(np.uint8), DType.U8)
+
+    def make(self, arena: CudaArena, format: TensorFormat, rows: int, width: int) -> Matrix:
+        """Fill one matrix."""
+        layout = WeightLayout(format, rows, width)
+        storage = arena.take((layout.nbytes,), DType.U8)
+        codes = self._words if format is BF16 else self._codes
+        self._fill(storage.rows(0, layout.scale_offset), codes)
+        scales = layout.nbytes - layout.scale_offset
+        self._fill(storage.rows(layout.scale_offset, scales), self._scales)
+        return Matrix(format, storage, rows, width, 0, rows)
+
+    def _fill(self, target: Tensor, pool: Tensor) -> None:
+        for first in range(0, target.nbytes, pool.nbytes):
+            count = min(pool.nbytes, target.nbytes - first)
+            self._bench.stream.copy(target.rows(first, count), pool.rows(0, count))
+
+
+class Operands:
+    """Columns and outputs of every width, made once."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._columns: dict[tuple[int, int], LinearInput] = {}
+        self._outs: dict[tuple[int, int, DType], Tensor] = {}
+
+    def columns(self, count: int, width: int) -> LinearInput:
+        """Random columns."""
+        if (count, width) not in self._columns:
+            block = self._bench.columns(count, width)
+            linear.pack(self._bench.ctx, self._bench.activations(count, width), block)
+            self._columns[count, width] = block
+        return self._columns[count, width]
+
+    def out(self, count: int, rows: int, dtype: DType) -> Tensor:
+        """An output."""
+        key = (count, rows, dtype)
+        if key not in self._outs:
+            self._outs[key] = self._bench.arena.take((count, rows), dtype)
+            self._bench.stream.clear(self._outs[key])
+        return self._outs[key]
+
+    def call(self, weight: Matrix, count: int, is_added: bool) -> None:
+        """One product as a round makes it."""
+        x = self.columns(count, weight.num_columns)
+        if is_added:
+            out = self.out(count, weight.num_rows, DType.BF16)
+            linear.project_add(self._bench.ctx, x, weight, out)
+        else:
+            is_f32 = weight.num_rows in (257, 248320)
+            out = self.out(count, weight.num_rows, DType.F32 if is_f32 else DType.BF16)
+            linear.project(self._bench.ctx, x, weight, out)
+
+
+def copy_gb_s(bench: Bench) -> float:
+    """Bandwidth of device copies outside a graph, bytes read plus bytes written."""
+    source, target = (bench.arena.take((1 << 30,), DType.U8) for _ in range(2))
+    best = 0.0
+    for _ in range(5):
+        start = bench.stream.record()
+        for _ in range(4):
+            bench.stream.copy(target, source)
+        end = bench.stream.record()
+        end.synchronize()
+        best = max(best, 8 * (1 << 30) / end.elapsed_ms(start) / 1e6)
+    return best
+
+
+def replay_us(bench: Bench, calls: list[Callable[[], None]], replays: int = 9) -> float:
+    """Median time of one replay of a graph of calls."""
+    for call in calls:
+        call()
+    bench.stream.synchronize()
+    bench.stream.begin_capture()
+    for call in calls:
+        call()
+    graph = bench.stream.end_capture()
+    times = []
+    for _ in range(replays):
+        start = bench.stream.record()
+        graph.launch(bench.stream)
+        end = bench.stream.record()
+        end.synchronize()
+        times.append(end.elapsed_ms(start) * 1e3)
+    graph.close()
+    return float(np.median(times))
+
+
+def correctness(bench: Bench) -> dict[str, Any]:
+    """Largest error relative to a row's norm, and whether a column's bits depend on its company."""
+    found: dict[str, Any] = {}
+    rows, width = 4100, 1500
+    for format in TensorFormat.BF16, Q4, Q5, Q6, W8:
+        values = bench.rng.standard_normal((rows, width)).astype(np.float32)
+        if format is BF16:
+            stored = values.view(np.uint32) >> np.uint32(16)
+            payload = stored.astype(np.uint16).reshape(-1).view(np.uint8)
+            exact = (stored << np.uint32(16)).view(np.float32).astype(np.float64)
+        else:
+            payload = encode_matrix(format, values)
+            exact = decode_matrix(format, payload, rows, width).astype(np.float64)
+        storage = bench.arena.take((WeightLayout(format, rows, width).nbytes,), DType.U8)
+        weight = Matrix(format, storage, rows, width, 0, rows)
+        linear.make_resident(bench.ctx, bench.put(payload, DType.U8), weight)
+        bench.stream.synchronize()
+        words = bench.rng.standard_normal((300, width)).astype(np.float32)
+        words = (words.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        x = (words.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        first: np.ndarray[Any, Any] | None = None
+        for count in (1, 7, 16, 31, 128, 300):
+            block = bench.columns(count, width)
+            linear.pack(bench.ctx, bench.put(words[:count], DType.BF16), block)
+            out = bench.arena.take((count, rows), DType.F32)
+            linear.project(bench.ctx, block, weight, out)
+            got = read(bench, out)
+            norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(x[:count], axis=1)[:, None]
+            error = np.abs(got - x[:count] @ exact.T) / norms
+            first = got[:1] if first is None else first
+            found[f"{format.name} T={count}"] = [
+                float(f"{error.max():.2g}"),
+                bool(np.array_equal(got[:1], first)),
+            ]
+    return found
+
+
+def read(bench: Bench, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Values of a tensor."""
+    part = bench.staging.rows(0, tensor.nbytes)
+    bench.stream.download(part, Tensor(tensor.address, DType.U8, (tensor.nbytes,)))
+    bench.stream.synchronize()
+    octets = host_array(part)
+    return octets.view(tensor.dtype.value).reshape(tensor.shape).copy()
+
+
+def matrices_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
+    """Each matrix alone: microseconds and the fraction of copy bandwidth, by columns."""
+    found: dict[str, Any] = {}
+    shapes = {shape._replace(count=1): None for round_ in ROUNDS.values() for shape in round_}
+    for shape in shapes:
+        nbytes = WeightLayout(shape.format, shape.rows, shape.width).nbytes
+        copies = max(2, min(40, ROTATION_BYTES // nbytes))
+        arena = bench.device.arena("rotation", copies * (nbytes + 256))
+        matrices = [
+            weights.make(arena, shape.format, shape.rows, shape.width) for _ in range(copies)
+        ]
+        row = {}
+        for count in COLUMNS:
+            calls = [partial(operands.call, m, count, shape.is_added) for m in matrices] * 2
+            us = replay_us(bench, calls) / len(calls)
+            row[f"T={count}"] = [round(us, 2), round(nbytes / us / 1e3 / gb_s, 3)]
+        name = f"{shape.format.name} {shape.rows}x{shape.width}"
+        found[f"{name} {nbytes / 1e6:.1f} MB"] = row
+        arena.close()
+    return found
+
+
+def rounds_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
+    """All products of a decode round in sequence."""
+    found: dict[str, Any] = {}
+    for name, round_ in ROUNDS.items():
+        sizes = [WeightLayout(s.format, s.rows, s.width).nbytes * s.count for s in round_]
+        arena = bench.device.arena("round", sum(sizes) + 4096 * 256)
+        calls_of: list[tuple[Matrix, bool]] = []
+        for layer in range(max(shape.count for shape in round_)):
+            for shape in round_:
+                if layer < shape.count:
+                    made = weights.make(arena, shape.format, shape.rows, shape.width)
+                    calls_of.append((made, shape.is_added))
+        bench.stream.synchronize()
+        nbytes = sum(matrix.storage.nbytes for matrix, _ in calls_of)
+        row: dict[str, Any] = {"GB": round(nbytes / 1e9, 3), "products": len(calls_of)}
+        for count in (1, 4, 8, 16, 32):
+            calls = [partial(operands.call, m, count, added) for m, added in calls_of]
+            us = replay_us(bench, calls)
+            row[f"T={count}"] = [round(us, 1), round(nbytes / us / 1e3 / gb_s, 3)]
+        found[name] = row
+        arena.close()
+    return found
+
+
+def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
+    """TFLOP/s of products of many columns."""
+    found: dict[str, Any] = {}
+    for format, rows, width in (
+        (Q4, 34816, 5120),
+        (Q5, 5120, 17408),
+        (Q5, 12288, 5120),
+        (Q6, 5120, 6144),
+        (W8, 12288, 2048),
+        (BF16, 5120, 5120),
+    ):
+        arena = bench.device.arena("prefill", WeightLayout(format, rows, width).nbytes + 256)
+        matrix = weights.make(arena, format, rows, width)
+        row = {}
+        for count in PREFILL_COLUMNS:
+            us = replay_us(bench, [partial(operands.call, matrix, count, False)] * 2, 5) / 2
+            row[f"T={count}"] = [round(us, 1), round(2e-6 * rows * width * count / us, 1)]
+        found[f"{format.name} {rows}x{width}"] = row
+        arena.close()
+    return found
+
+
+@contextmanager
+def forced(shape: Skinny) -> Iterator[None]:
+    """Blocks of one shape for every product."""
+    chosen = cuda_linear.skinny_for
+    cuda_linear.skinny_for = lambda *_: shape  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cuda_linear.skinny_for = chosen
+
+
+def variants_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
+    """Fractions of copy bandwidth by block shape."""
+    found: dict[str, Any] = {}
+    for format, shapes in VARIANT_SHAPES.items():
+        for rows, width in shapes:
+            nbytes = WeightLayout(format, rows, width).nbytes
+            copies = max(2, min(40, ROTATION_BYTES // nbytes))
+            arena = bench.device.arena("rotation", copies * (nbytes + 256))
+            matrices = [weights.make(arena, format, rows, width) for _ in range(copies)]
+            for count, shape in VARIANTS:
+                if shape.format is format:
+                    with forced(shape):
+                        calls = [partial(operands.call, m, count, False) for m in matrices] * 2
+                        us = replay_us(bench, calls) / len(calls)
+                    name = f"{make_skinny(shape).name} T={count}"
+                    found.setdefault(name, []).append(round(nbytes / us / 1e3 / gb_s, 3))
+            arena.close()
+    return found
+
+
+def tile_variants(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
+    """TFLOP/s of prefill by block shape."""
+    found: dict[str, Any] = {}
+    chosen = cuda_linear.tile_shape
+    for shape in TILE_VARIANTS:
+        arena = bench.device.arena("prefill", 1 << 28)
+        matrix = weights.make(arena, shape.format, 12288, 5120)
+        cuda_linear.tile_shape = lambda _, shape=shape: shape  # type: ignore[misc]
+        row = []
+        for count in PREFILL_COLUMNS:
+            us = replay_us(bench, [partial(operands.call, matrix, count, False)] * 2, 5) / 2
+            row.append(round(2e-6 * 12288 * 5120 * count / us, 1))
+        found[make_tile_product(shape).name] = row
+        cuda_linear.tile_shape = chosen
+        arena.close()
+    return found
+
+
+def run_kernels() -> list[Kernel]:
+    """Everything that a run needs."""
+    kernels = list(cuda_linear.declared(None))  # type: ignore[arg-type]
+    kernels += [make_skinny(shape) for _, shape in VARIANTS]
+    kernels += [make_tile_product(shape) for shape in TILE_VARIANTS]
+    return list(dict.fromkeys(kernels))
+
+
+def compile_one(folder: Path, index: int) -> str:
+    """Build one kernel; returns its name and figures."""
+    kernel = run_kernels()[index]
+    figures = KernelCache(folder).compiled(kernel, "sm_90").figures
+    return f"{kernel.name} {figures}"
+
+
+def compile_into(folder: Path) -> None:
+    """Build everything that a run needs, on all processors."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for line in pool.map(partial(compile_one, folder), range(len(run_kernels()))):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+    mark_prebuilt(folder)
+
+
+def main(arguments: list[str]) -> None:
+    """Measure and print."""
+    if "--compile" in arguments:
+        compile_into(Path(arguments[-1]))
+        return
+    folders = [argument for argument in arguments if not argument.startswith("--")]
+    with CudaDevice(0, prebuilt(Path(folders[0])) if folders else None) as device:
+        bench = Bench(device)
+        document: dict[str, Any] = {"device": device.name}
+
+        def note(name: str, value: Any) -> None:
+            document[name] = value
+            sys.stdout.write(f"{name}: {json.dumps(value)}\n")
+            sys.stdout.flush()
+
+        gb_s = copy_gb_s(bench)
+        note("copy_gb_s", round(gb_s, 1))
+        note("correctness", correctness(bench))
+        weights, operands = Weights(bench), Operands(bench)
+        if "--variants" in arguments:
+            note("variants", variants_us(bench, weights, operands, gb_s))
+            note("tile variants", tile_variants(bench, weights, operands))
+        note("matrices", matrices_us(bench, weights, operands, gb_s))
+        note("rounds", rounds_us(bench, weights, operands, gb_s))
+        note("prefill TFLOP/s", prefill(bench, weights, operands))
+        bench.arena.close()
+        bench.pinned.close()
+    if "OUT" in os.environ:
+        text = json.dumps(document, indent=1) + "\n"
+        (Path(os.environ["OUT"]) / "gpu_linear.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,284 @@
+"""Kernels on the CPU: every warp is one Python thread, its lanes are NumPy arrays.
+
+Kernel functions are plain Python over intrinsics, so that with other intrinsics the same text runs
+without a device: lanes are arrays of 32, shared and global memory are byte arrays, asynchronous
+copies happen at once, tensor-core products are float64 sums rounded to binary32. Control flow must
+be the same for all lanes of a warp, which is what the kernels under test promise. Addresses start
+at `GLOBAL`, so that a null address or one outside faults.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import DeviceFunction
+from ninfer.cuda.kernel_source import Kernel
+
+Array = npt.NDArray[Any]
+
+GLOBAL = 1 << 20
+"""Address of the first byte of global memory."""
+
+LANES = 32
+
+
+def _f32(bits: Any) -> Any:
+    return np.asarray(bits, np.uint32).view(np.float32)
+
+
+def _bf16_halves(word: Any) -> tuple[Array, Array]:
+    word = np.broadcast_to(np.asarray(word, np.uint32), (LANES,))
+    return _f32(word << np.uint32(16)), _f32(word & np.uint32(0xFFFF0000))
+
+
+def _round_bf16(value: Any) -> Array:
+    bits = np.asarray(value, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint32) & np.uint32(0xFFFF)
+
+
+class _Memory:
+    """Bytes behind integer addresses; every access is checked."""
+
+    def __init__(self, base: int, octets: Array, lanes: int) -> None:
+        self.base, self.octets, self.lanes = base, octets, lanes
+
+    def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
+        at = self._at(address, np.dtype(dtype).itemsize * count)
+        parts = self.octets[at].reshape(self.lanes, -1).copy().view(dtype)
+        return tuple(parts.T) if count > 1 else parts[:, 0]
+
+    def store(self, address: Any, values: Sequence[Any], dtype: Any, mask: Any = 1) -> None:
+        at = self._at(address, np.dtype(dtype).itemsize * len(values), mask)
+        wide = [np.broadcast_to(np.asarray(value, dtype), (self.lanes,)) for value in values]
+        parts = np.stack(wide, axis=1).copy().view(np.uint8)
+        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
+        self.octets[at[chosen]] = parts[chosen]
+
+    def _at(self, address: Any, nbytes: int, mask: Any = 1) -> Array:
+        start = np.broadcast_to(np.asarray(address).astype(np.int64), (self.lanes,)) - self.base
+        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
+        if np.any((start < 0) & chosen) or np.any((start + nbytes > self.octets.size) & chosen):
+            raise IndexError(f"{nbytes} bytes at {start[chosen]} of {self.octets.size}")
+        if np.any((start % nbytes != 0) & chosen):
+            raise IndexError(f"{nbytes} bytes at {start[chosen]}: not aligned")
+        return np.where(chosen, start, 0)[:, None] + np.arange(nbytes)
+
+
+def _mma(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, *c: Any) -> tuple[Array, ...]:
+    """m16n8k16, row.col, bf16 -> f32 (PTX ISA, fragments of mma.m16n8k16)."""
+    lane = np.arange(LANES)
+    r, t = lane >> 2, lane & 3
+    left, right, total = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for word, row, column in (
+        (a0, r, 2 * t),
+        (a1, r + 8, 2 * t),
+        (a2, r, 2 * t + 8),
+        (a3, r + 8, 2 * t + 8),
+    ):
+        left[row, column], left[row, column + 1] = _bf16_halves(word)
+    for word, row in ((b0, 2 * t), (b1, 2 * t + 8)):
+        right[row, r], right[row + 1, r] = _bf16_halves(word)
+    places = ((r, 2 * t), (r, 2 * t + 1), (r + 8, 2 * t), (r + 8, 2 * t + 1))
+    for value, place in zip(c, places, strict=True):
+        total[place] = value
+    total = (total + left @ right).astype(np.float32)
+    return tuple(total[place] for place in places)
+
+
+def _permute(a: Any, b: Any, selector: Any) -> Array:
+    octets = (
+        np.stack([np.broadcast_to(np.asarray(x, np.uint32), (LANES,)) for x in (a, b)], axis=1)
+        .copy()
+        .view(np.uint8)
+    )
+    wanted = [(int(selector) >> (4 * i)) & 7 for i in range(4)]
+    return np.ascontiguousarray(octets[:, wanted]).view(np.uint32)[:, 0]
+
+
+def _multiply_add_bf16x2(a: Any, b: Any, c: Any) -> Array:
+    halves = zip(_bf16_halves(a), _bf16_halves(b), _bf16_halves(c), strict=True)
+    low, high = (_round_bf16(x.astype(np.float64) * y + z) for x, y, z in halves)
+    return low | (high << np.uint32(16))
+
+
+def _half(shift: int) -> Callable[[Any], Array]:
+    def value(word: Any) -> Array:
+        bits = (np.asarray(word, np.uint32) >> np.uint32(shift)).astype(np.uint16)
+        return bits.view(np.float16).astype(np.float32)
+
+    return value
+
+
+def _fma(a: Any, b: Any, c: Any) -> Array:
+    return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + c).astype(np.float32)
+
+
+class _Intrinsics:
+    """What stands in for `ninfer.cuda.ptx`."""
+
+    def __init__(self, world: _Memory, shared: _Memory) -> None:
+        self._world, self._shared = world, shared
+        u32, f32 = np.uint32, np.float32
+        for memory, prefix in ((world, "load_"), (shared, "shared_")):
+            for name, dtype, count in (
+                ("u32x4", u32, 4), ("u32x2", u32, 2), ("u32", u32, 1),
+                ("f32x4", f32, 4), ("f32x2", f32, 2), ("f32", f32, 1),
+            ):  # fmt: skip
+                setattr(self, prefix + name, _loader(memory, dtype, count))
+        self.mma_bf16 = _mma
+        self.permute_bytes = _permute
+        self.multiply_add_bf16x2 = _multiply_add_bf16x2
+        self.fused_multiply_add = _fma
+        self.f32_of_f16, self.f32_of_upper_f16 = _half(0), _half(16)
+        self.f32_of_bits = _f32
+        self.multiply_f32 = lambda a, b: np.asarray(a, f32) * np.asarray(b, f32)
+        self.add_f32 = lambda a, b: np.asarray(a, f32) + np.asarray(b, f32)
+        self.smaller_u32 = lambda a, b: np.minimum(np.asarray(a, u32), np.asarray(b, u32))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("wait_", "close_", "release_")):
+            return lambda: None
+        raise AttributeError(name)
+
+    def shared_address(self, array: Any) -> Any:
+        return np.uint32(array)
+
+    def load_u16(self, address: Any) -> Any:
+        return self._world.load(address, np.uint16).astype(np.uint32)
+
+    def load_u8(self, address: Any) -> Any:
+        return self._world.load(address, np.uint8).astype(np.uint32)
+
+    def store_u32(self, address: Any, value: Any) -> None:
+        self._world.store(address, [value], np.uint32)
+
+    def store_u32x2(self, address: Any, *values: Any) -> None:
+        self._world.store(address, values, np.uint32)
+
+    def copy_async_16(self, to: Any, source: Any, nbytes: Any) -> None:
+        self.copy_async_16_if(to, source, np.uint32(1))
+
+    def copy_async_16_if(self, to: Any, source: Any, mask: Any) -> None:
+        mask = np.broadcast_to(np.asarray(mask), (LANES,))
+        safe = np.where(mask != 0, np.asarray(source).astype(np.int64), GLOBAL)
+        self._shared.store(to, self._world.load(safe, np.uint32, 4), np.uint32, mask)
+
+    def put_shared_f32(self, address: Any, value: Any) -> None:
+        self._shared.store(address, [value], np.float32)
+
+    def put_shared_u32x4(self, address: Any, *values: Any) -> None:
+        self._shared.store(address, values, np.uint32)
+
+    def store_u32x4(self, address: Any, *values: Any) -> None:
+        self._world.store(address, values, np.uint32)
+
+    def store_u16_if(self, mask: Any, address: Any, value: Any) -> None:
+        self._world.store(address, [np.asarray(value).astype(np.uint16)], np.uint16, mask)
+
+    def store_f32_if(self, mask: Any, address: Any, value: Any) -> None:
+        self._world.store(address, [value], np.float32, mask)
+
+    def bf16x2_of_f32(self, low: Any, high: Any) -> Any:
+        return _round_bf16(low) | (_round_bf16(high) << np.uint32(16))
+
+
+def _loader(memory: _Memory, dtype: Any, count: int) -> Callable[[Any], Any]:
+    return lambda address: memory.load(address, dtype, count)
+
+
+class WarpSimulator:
+    """Runs kernels of given modules over one global memory.
+
+    Args:
+        modules: where the kernel and its device functions are written.
+        octets: the memory.
+        lanes: 32, or 1 for kernels whose threads branch by themselves and share nothing.
+    """
+
+    def __init__(self, modules: Sequence[ModuleType], octets: Array, lanes: int = LANES) -> None:
+        self._modules = modules
+        self._lanes = lanes
+        self.memory = _Memory(GLOBAL, octets, lanes)
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
+        """Run every block, one after another."""
+        for y in range(grid[1]):
+            for x in range(grid[0]):
+                self._run_block(kernel, grid, (x, y), args)
+
+    def _run_block(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int],
+        args: Sequence[int],
+    ) -> None:
+        warps = kernel.threads // LANES
+        shared = _Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
+        barrier = threading.Barrier(warps)
+        failures: list[BaseException] = []
+        place = threading.local()
+
+        def run(warp: int) -> None:
+            place.warp = warp
+            try:
+                for first in range(warp * LANES, (warp + 1) * LANES, self._lanes):
+                    place.threads = np.arange(first, first + self._lanes)
+                    with np.errstate(all="ignore"):
+                        kernel.function(*args)
+            except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
+                failures.append(failure)
+                barrier.abort()
+
+        with self._patched(shared, barrier, place, grid, block):
+            threads = [threading.Thread(target=run, args=(warp,)) for warp in range(warps)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+    @contextmanager
+    def _patched(
+        self,
+        shared: _Memory,
+        barrier: threading.Barrier,
+        place: Any,
+        grid: tuple[int, int, int],
+        block: tuple[int, int],
+    ) -> Iterator[None]:
+        intrinsics = _Intrinsics(self.memory, shared)
+
+        class Thread:
+            @property
+            def x(self) -> Array:
+                return np.asarray(place.threads)
+
+        stand_in = SimpleNamespace(
+            threadIdx=Thread(),
+            blockIdx=SimpleNamespace(x=block[0], y=block[1]),
+            gridDim=SimpleNamespace(x=grid[0], y=grid[1]),
+            local=SimpleNamespace(array=lambda size, dtype: [0] * size),
+            shared=SimpleNamespace(array=lambda size, dtype: 0),
+            syncwarp=lambda: None,
+            syncthreads=lambda: barrier.wait(20),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
+            # Intrinsics that a kernel closes over: waits, which have nothing to wait for.
+            patch.setattr(type(ptx.wait_copies_0), "__call__", lambda self: None)
+            for module in self._modules:
+                for name, value in (("ptx", intrinsics), ("cuda", stand_in)):
+                    if hasattr(module, name):
+                        patch.setattr(module, name, value)
+                if hasattr(module, "warp_index"):
+                    patch.setattr(module, "warp_index", lambda: place.warp)
+            yield
