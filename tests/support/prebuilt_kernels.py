@@ -1,0 +1,43 @@
+"""Compile what the GPU tests and benchmarks need, for a machine without a matching compiler.
+
+    python -m tests.support.prebuilt_kernels FOLDER [TARGET]
+
+Takes every kernel that a registered model declares, and the variants that only tests use. The
+folder goes along and is named by ``NINFER_TEST_KERNELS``.
+"""
+
+import sys
+from pathlib import Path
+
+from ninfer.compilation import declared_kernels
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.module import KernelCache, mark_prebuilt
+from ninfer.kernels.cuda.kv_cache import make_append
+from ninfer.kernels.cuda.norm import make_rms_norm
+from ninfer.kernels.cuda.pointwise import make_swiglu
+
+
+def test_variants() -> tuple[Kernel, ...]:
+    """Kernels of shapes that no model has."""
+    return (
+        make_rms_norm(False),
+        make_swiglu(False),
+        *(make_append(32, 16, 1e7, (3, 3, 2), is_int8) for is_int8 in (False, True)),
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Fill the folder."""
+    folder = Path(arguments[0])
+    target = arguments[1] if len(arguments) > 1 else "sm_90"
+    cache = KernelCache(folder)
+    kernels = {kernel.name: kernel for kernel in (*declared_kernels(), *test_variants())}
+    for number, kernel in enumerate(kernels.values(), 1):
+        cache.compiled(kernel, target)
+        sys.stderr.write(f"\r{number} of {len(kernels)} kernels")
+    mark_prebuilt(folder)
+    sys.stderr.write("\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
