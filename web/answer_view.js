@@ -173,7 +173,7 @@ function figuresList(answer) {
   if (known.tokensPerSecond !== null) add(`${rate(known.tokensPerSecond)} tokens/s`, "Decoding speed");
   if (known.firstTokenS !== null) add(`first token ${seconds(known.firstTokenS)}`, "Time to first token");
   if (known.promptTokens !== null) {
-    const cached = known.cachedTokens ? ` (${number(known.cachedTokens)} cached)` : "";
+    const cached = known.cachedTokens !== null ? ` (${number(known.cachedTokens)} cached)` : "";
     add(`${number(known.promptTokens)} prompt${cached}`, "Prompt tokens");
   }
   if (known.answerTokens !== null) {

@@ -46,7 +46,7 @@ def test_real_server_answers_the_page(
     tab.wait_for(DONE.format(2))
 
     assert tab.count(".error") == 0
-    assert re.search(r"\d+ generated", tab.text(".figures"))
+    assert re.search(r"\d+ prompt \(\d+ cached\)\s+\d+ generated", tab.text(".figures"))
     assert re.search(r"[\d.]+ tokens/s", tab.text(".figures"))
     assert [url for url in tab.requested_urls if not url.startswith(served.url)] == []
     assert tab.problems == []
