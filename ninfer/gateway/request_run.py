@@ -10,7 +10,7 @@ protocol: a `Reply` turns events into frames. Source: the serving contract, sect
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from flask import Response
@@ -134,8 +134,11 @@ def run_request(
     except ClientGone:
         running.close()
         return Response(status=GONE_STATUS)
-    except BaseException:
+    except NinferError:
         running.close()
+        raise
+    except BaseException:
+        running.fail()
         raise
 
 
@@ -225,6 +228,10 @@ class RunningRequest:
         """Let go of the request, cancelling it when it still runs. Idempotent, never blocks."""
         self._end(RequestOutcome.CANCELLED, code=None)
 
+    def fail(self) -> None:
+        """Let go of the request because of a bug of ours. Idempotent, never blocks."""
+        self._end(RequestOutcome.ERROR, code="internal_error")
+
     def _frames(self, event: GenerationEvent) -> Sequence[Frame]:
         try:
             return self._reply.frames(event)
@@ -232,7 +239,7 @@ class RunningRequest:
             # The status is gone already; the client still has to learn that this is no end.
             _logger.exception("a reply could not be formed (%s)", self._context.request_id)
             self._is_over = True
-            self._end(RequestOutcome.ERROR, code="internal_error")
+            self.fail()
             bug = InvariantError(type(error).__name__, code="internal_error")
             return self._reply.failure(self._error_reply(bug))
 
@@ -278,16 +285,13 @@ def _submitted(
 ) -> GenerationHandle:
     settings = gateway.settings
     request_timeout_s = settings.request_timeout_s
-    options = RequestOptions(
+    options = replace(
+        job.options,
         sampling=job.sampling,
-        max_new_tokens=job.options.max_new_tokens,
-        output=job.options.output,
-        cache=job.options.cache,
         queue_timeout_s=max(0.0, settings.pending_timeout_s - prepare_s),
         request_timeout_s=(
             None if request_timeout_s is None else max(0.0, request_timeout_s - prepare_s)
         ),
-        session_key=job.options.session_key,
     )
     return engine.submit(job.prepared, options)
 

@@ -64,4 +64,5 @@ def test_bug_in_a_blocking_reply_frees_its_place(
 
     assert (reply.status, reply.code) == (500, "internal_error")
     assert server.gateway.slots.in_use == 0
+    assert b'outcome="error"} 1.0' in server.get("/metrics").body
     assert server.chat().status == 200
