@@ -4,11 +4,13 @@ Opening reads the prefix and the directory only; the payload is mapped and read 
 Knows no model: names are looked up, never interpreted. Source: artifact page, sections 2 and 8.
 """
 
+import errno
 import mmap
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,9 @@ from ninfer.artifact.format import (
 )
 from ninfer.errors import InvariantError
 from ninfer.tensor_formats import align_up
+
+# Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
+_OPEN_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class ArtifactReader:
@@ -52,11 +57,12 @@ class ArtifactReader:
 
         Raises:
             ArtifactError: the content is not a valid artifact.
-            OSError: the file cannot be opened or read.
+            OSError: the file cannot be opened or read, or is not a regular file.
         """
         path = Path(path)
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, _OPEN_FLAGS)
         try:
+            _require_regular(descriptor)
             directory, payload_start = _read_directory(descriptor)
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ArtifactError as error:
@@ -149,6 +155,15 @@ class ArtifactReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _require_regular(descriptor: int) -> None:
+    """Refuse folders, pipes and devices: they can be opened, not mapped."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _read_directory(descriptor: int) -> tuple[Directory, int]:

@@ -190,3 +190,27 @@ def test_failed_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
         ArtifactReader.open(path)
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.ninfer"
+    os.mkfifo(path)
+
+    with pytest.raises(OSError, match="not a regular file") as caught:
+        ArtifactReader.open(path)
+
+    assert caught.value.filename == str(path)
+
+
+def test_device_is_refused() -> None:
+    with pytest.raises(OSError, match="not a regular file") as caught:
+        ArtifactReader.open("/dev/zero")
+
+    assert caught.value.filename == "/dev/zero"
+
+
+def test_folder_is_refused_as_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        ArtifactReader.open(tmp_path)
+
+    assert caught.value.filename == str(tmp_path)
