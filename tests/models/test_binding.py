@@ -1,6 +1,7 @@
 """What the binder accepts, and the code of everything it refuses."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -266,3 +267,28 @@ def test_repeated_shortlist_id_is_refused(tmp_path: Path) -> None:
         return ids.tobytes()
 
     assert _refused(tmp_path, _content(IDS, change)) == f"shortlist {IDS}"
+
+
+@pytest.mark.parametrize(
+    ("case", "resource"),
+    [
+        ("tiny-dense", "model/config.json"),
+        ("tiny-vision", "model/config.json"),
+        ("tiny-dense", "model/draft_config.json"),
+        ("tiny-moe", "model/draft_config.json"),
+    ],
+)
+@pytest.mark.parametrize(
+    "value", [b"1" + b"0" * 400, b"1" + b"0" * 5000, b"1e308", b"1e999", b"-0.0"], ids=len
+)
+def test_hostile_number_in_a_carried_config_is_a_content_fault(
+    tmp_path: Path, case: str, resource: str, value: bytes
+) -> None:
+    def hostile(content: bytes) -> bytes:
+        changed, count = re.subn(rb'("rope_theta": *)[0-9.e+]+', rb"\g<1>" + value, content)
+        assert count == 1
+        return changed
+
+    assert _refused(tmp_path, _content(resource, hostile), case=case) == (
+        f"resource_content {resource}"
+    )

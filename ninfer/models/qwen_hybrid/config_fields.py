@@ -4,8 +4,14 @@ Every refusal names the field, the value found and what is allowed. Knows nothin
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ninfer.errors import CheckpointError
+
+# Positive normal binary32: what kernels compute with; anything else becomes 0 or infinity there.
+SMALLEST_NUMBER: Final = 2.0**-126
+LARGEST_NUMBER: Final = 2.0**128 - 2.0**104
+_SPELLED_CHARACTERS: Final = 200
 
 
 class ConfigFields:
@@ -33,15 +39,18 @@ class ConfigFields:
             raise self.refusal(name, f"an integer in {low}..{high}")
         return value
 
-    def number(self, name: str) -> float:
-        """Read a positive finite number."""
+    def number(
+        self, name: str, *, low: float = SMALLEST_NUMBER, high: float = LARGEST_NUMBER
+    ) -> float:
+        """Read a number in ``[low, high]``."""
         value = self._values.get(name)
+        # Integers of any size compare exactly; only those in range are converted.
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 < value < float("inf")
+            or not low <= value <= high
         ):
-            raise self.refusal(name, "a positive number")
+            raise self.refusal(name, f"a number in {low:g}..{high:g}")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -80,7 +89,18 @@ class ConfigFields:
     def refusal(self, name: str, allowed: str) -> CheckpointError:
         """Build the error for one field; the caller raises it."""
         field = f"{self._path}{name}"
-        found = repr(self._values[name]) if name in self._values else "missing"
+        found = _spelled(self._values[name]) if name in self._values else "missing"
         return CheckpointError(
             f"config field {field} is {found}; allowed is {allowed}", field=field
         )
+
+
+def _spelled(value: object) -> str:
+    """Spell any value in a message's worth of characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Integers of thousands of digits, endless nesting.
+        return f"a value of type {type(value).__name__} that is too long to spell"
+    if len(text) <= _SPELLED_CHARACTERS:
+        return text
+    return f"{text[:_SPELLED_CHARACTERS]}... ({len(text)} characters)"

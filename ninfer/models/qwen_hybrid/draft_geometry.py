@@ -103,6 +103,8 @@ def _target_layers(nested: ConfigFields, num_layers: int, target_depth: int) -> 
         if num_layers == 1:
             return (target_depth // 2,)
         step = (target_depth - 4) / (num_layers - 1)
+        if step < 0:  # The default would count backwards, to layers that do not exist.
+            raise nested.refusal("target_layer_ids", f"ascending layers in 0..{target_depth - 1}")
         return tuple(round(1 + i * step) for i in range(num_layers))
     ids = nested.integers("target_layer_ids")
     if not ids or list(ids) != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < target_depth:
@@ -112,10 +114,10 @@ def _target_layers(nested: ConfigFields, num_layers: int, target_depth: int) -> 
 
 def _rope_theta(root: ConfigFields) -> float:
     if "rope_parameters" not in root:
-        return root.number("rope_theta")
+        return root.number("rope_theta", low=1.0)
     rope = root.section("rope_parameters")
     rope.require("rope_type", ("default",), default="default")
-    return rope.number("rope_theta")
+    return rope.number("rope_theta", low=1.0)
 
 
 def _is_causal(root: ConfigFields, nested: ConfigFields) -> bool:

@@ -30,6 +30,11 @@ PATCH_WIDTH: Final = PATCH_CHANNELS * PATCH_FRAMES * PATCH_SIZE * PATCH_SIZE
 _DEFAULT_ROTARY_FACTOR: Final = 0.25
 _DEFAULT_ATTENTION_INTERVAL: Final = 4
 
+# Parts that are listed one by one; without a limit a damaged config could fill the memory.
+_MAX_LAYERS: Final = 1024
+_MAX_HEADS: Final = 1 << 12
+_MAX_EXPERTS: Final = 1 << 12
+
 _DENSE_TYPES: Final = ("qwen3_5", "qwen3_5_text")
 _MOE_TYPES: Final = ("qwen3_5_moe", "qwen3_5_moe_text")
 _ARCHITECTURES: Final = {
@@ -90,7 +95,7 @@ def geometry_from_config(
         attention=_attention(text),
         gated_delta=_gated_delta(text),
         mlp=_moe(text) if is_moe else DenseGeometry(text.integer("intermediate_size")),
-        norm_eps=text.number("rms_norm_eps"),
+        norm_eps=text.number("rms_norm_eps", high=1.0),
         is_tied=tied_fields.boolean("tie_word_embeddings", False),
         max_positions=text.integer("max_position_embeddings"),
         has_mtp=text.require("mtp_num_hidden_layers", (0, 1), default=0) == 1,
@@ -113,7 +118,7 @@ def _check_model_type(root: ConfigFields, is_multimodal: bool) -> bool:
 
 
 def _layers(text: ConfigFields) -> tuple[LayerKind, ...]:
-    count = text.integer("num_hidden_layers", high=1024)
+    count = text.integer("num_hidden_layers", high=_MAX_LAYERS)
     if "layer_types" not in text:
         interval = _DEFAULT_ATTENTION_INTERVAL
         if "full_attention_interval" in text:
@@ -130,7 +135,7 @@ def _layers(text: ConfigFields) -> tuple[LayerKind, ...]:
 
 
 def _attention(text: ConfigFields) -> AttentionGeometry:
-    num_heads = text.integer("num_attention_heads")
+    num_heads = text.integer("num_attention_heads", high=_MAX_HEADS)
     num_kv_heads = text.integer("num_key_value_heads")
     if num_heads % num_kv_heads:
         raise text.refusal("num_key_value_heads", f"a divisor of {num_heads}")
@@ -141,7 +146,7 @@ def _attention(text: ConfigFields) -> AttentionGeometry:
     factor = _DEFAULT_ROTARY_FACTOR
     for fields in (text, rope):
         if "partial_rotary_factor" in fields:
-            factor = fields.number("partial_rotary_factor")
+            factor = fields.number("partial_rotary_factor", high=1.0)
     rotary_dim = int(head_dim * factor)
     if not (0 < rotary_dim <= head_dim and rotary_dim % 2 == 0):
         raise rope.refusal("partial_rotary_factor", f"one giving an even width up to {head_dim}")
@@ -153,7 +158,7 @@ def _attention(text: ConfigFields) -> AttentionGeometry:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        rope_theta=rope.number("rope_theta"),
+        rope_theta=rope.number("rope_theta", low=1.0),
         mrope_section=(section[0], section[1], section[2]),
     )
 
@@ -174,7 +179,7 @@ def _gated_delta(text: ConfigFields) -> GatedDeltaGeometry:
 
 
 def _moe(text: ConfigFields) -> MoeGeometry:
-    num_experts = text.integer("num_experts", high=1 << 16)
+    num_experts = text.integer("num_experts", high=_MAX_EXPERTS)
     return MoeGeometry(
         num_experts=num_experts,
         experts_per_token=text.integer("num_experts_per_tok", high=num_experts),
@@ -200,7 +205,7 @@ def _vision(fields: ConfigFields, hidden: int) -> VisionGeometry:
     if math.isqrt(num_positions) ** 2 != num_positions:
         raise fields.refusal("num_position_embeddings", "a square number")
     return VisionGeometry(
-        depth=fields.integer("depth", high=1024),
+        depth=fields.integer("depth", high=_MAX_LAYERS),
         width=width,
         num_heads=num_heads,
         mlp_width=fields.integer("intermediate_size"),
