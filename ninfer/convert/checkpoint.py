@@ -23,6 +23,8 @@ INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 _SUFFIX: Final = ".safetensors"
 _LISTED_NAMES: Final = 8
+_MAX_NAME_BYTES: Final = 255
+_SPELLED_CHARACTERS: Final = 80
 
 # Element types that weights may have; bfloat16 is kept as its words.
 _DTYPES: Final[Mapping[str, npt.DTypeLike]] = {"BF16": "<u2", "F32": "<f4"}
@@ -49,6 +51,7 @@ class SourceCheckpoint:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder with a checkpoint", field="source")
         self.folder = folder
+        self._used: dict[tuple[int, int], Path] = {}
         self.config_bytes = self.read_file(CONFIG)
         self.config = strict_object(folder / CONFIG, self.config_bytes)
         self.notes: list[str] = []
@@ -62,7 +65,17 @@ class SourceCheckpoint:
     def find_file(self, name: str) -> bytes | None:
         """Content of a file of the folder, None when there is none."""
         path = self.folder / name
-        return path.read_bytes() if path.is_file() else None
+        if not path.is_file():
+            return None
+        self._note_use(path, path.stat())
+        return path.read_bytes()
+
+    def used_file(self, status: os.stat_result) -> Path | None:
+        """The file of this checkpoint that was read or is open and is this one, if any.
+
+        Links are seen through: files are compared by what they are, not by their names.
+        """
+        return self._used.get((status.st_dev, status.st_ino))
 
     def read_file(self, name: str) -> bytes:
         """Content of a file of the folder.
@@ -120,6 +133,7 @@ class SourceCheckpoint:
         for shard in shards:
             path = self.folder / shard
             self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._note_use(path, os.fstat(self._files[path]))
             found = read_header(path, self._files[path])
             if repeated := sorted(tensors.keys() & found.keys()):
                 raise CheckpointError(
@@ -140,10 +154,10 @@ class SourceCheckpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{self.folder / INDEX} has no weight_map", field=INDEX)
         for shard in weight_map.values():
-            is_plain = isinstance(shard, str) and shard == os.path.basename(shard)
-            if not is_plain or "\\" in shard or not shard.endswith(_SUFFIX):
+            if not _is_plain_name(shard):
                 raise CheckpointError(
-                    f"{self.folder / INDEX} names {shard!a}; a shard is a plain *{_SUFFIX} file",
+                    f"{self.folder / INDEX} names {_shortened(ascii(shard))}; a shard is a plain"
+                    f" *{_SUFFIX} file with a name of at most {_MAX_NAME_BYTES} bytes",
                     field=INDEX,
                 )
         return weight_map
@@ -173,6 +187,9 @@ class SourceCheckpoint:
                     field=INDEX,
                 )
 
+    def _note_use(self, path: Path, status: os.stat_result) -> None:
+        self._used[status.st_dev, status.st_ino] = path
+
     def _note_unused(self, shards: list[str]) -> None:
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if path.name not in shards:
@@ -184,6 +201,18 @@ def list_names(names: list[str]) -> str:
     listed = ", ".join(names[:_LISTED_NAMES])
     rest = len(names) - _LISTED_NAMES
     return listed if rest <= 0 else f"{listed} and {rest} more"
+
+
+def _is_plain_name(shard: object) -> bool:
+    """Whether a name can be that of a file of the folder, on any file system."""
+    if not isinstance(shard, str) or not shard.endswith(_SUFFIX) or not shard.isprintable():
+        return False
+    is_short = len(shard.encode()) <= _MAX_NAME_BYTES
+    return is_short and shard == os.path.basename(shard) and "\\" not in shard
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SPELLED_CHARACTERS else f"{text[:_SPELLED_CHARACTERS]}..."
 
 
 def _check_against_index(

@@ -12,15 +12,16 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from ninfer.artifact.writer import ArtifactWriter
 from ninfer.convert.assembly import Block, EncodedBlock, blocks, encode_block
 from ninfer.convert.checkpoint import SourceCheckpoint
+from ninfer.convert.output_check import check_output, check_sources_kept
 from ninfer.convert.plan import ConversionPlan, ConvertOptions, make_plan
 from ninfer.convert.progress import ConversionProgress, SilentProgress
-from ninfer.convert.report import ConversionReport, describe, report_path, write_report
-from ninfer.errors import ConfigurationError
+from ninfer.convert.report import ConversionReport, describe, placed_report, report_path
 
 # Finished or running blocks beyond the workers' own; enough to keep them busy while one is written.
 _SPARE_BLOCKS: Final = 2
@@ -32,29 +33,29 @@ def convert(
 ) -> ConversionReport:
     """Convert a checkpoint, or only check it in a dry run.
 
-    Either the artifact exists afterwards, with its report written last, or nothing new does and an
-    older artifact of that name is untouched.
+    Either artifact and report exist afterwards, or nothing new does and an older artifact and
+    report of those names are untouched.
 
     Args:
         options: what to convert.
         progress: told about the output; closed in any case.
 
     Raises:
-        ConfigurationError: the output exists and may not be replaced, or cannot be placed.
+        ConfigurationError: the output exists and may not be replaced, is a file of the source or
+            no regular file, or cannot be placed.
         CheckpointError: the source is missing something, damaged, or of another kind.
         OSError: the file system refused.
     """
     started_s = time.monotonic()
     reporter = SilentProgress() if progress is None else progress
     with contextlib.closing(reporter):
-        _check_output(options)
+        notes = check_output(options)
         with open_plan(options) as plan:
+            check_sources_kept(options, plan.checkpoints)
+            plan = replace(plan, notes=(*plan.notes, *notes))
             if options.is_dry_run:
                 return describe(options, plan, 0, time.monotonic() - started_s)
-            file_bytes = _write(options, plan, reporter)
-            report = describe(options, plan, file_bytes, time.monotonic() - started_s)
-    write_report(report, report_path(options.output))
-    return report
+            return _write(options, plan, reporter, started_s)
 
 
 @contextlib.contextmanager
@@ -95,17 +96,12 @@ def _in_order(
         yield running.popleft().result()
 
 
-def _check_output(options: ConvertOptions) -> None:
-    output = options.output
-    if not output.parent.is_dir():
-        raise ConfigurationError(f"{output.parent} is not a folder", field="output")
-    if output.is_dir():
-        raise ConfigurationError(f"{output} is a folder", field="output")
-    if output.exists() and not options.is_forced and not options.is_dry_run:
-        raise ConfigurationError(f"{output} exists; --force replaces it", field="output")
-
-
-def _write(options: ConvertOptions, plan: ConversionPlan, progress: ConversionProgress) -> int:
+def _write(
+    options: ConvertOptions,
+    plan: ConversionPlan,
+    progress: ConversionProgress,
+    started_s: float,
+) -> ConversionReport:
     last = plan.descriptors[-1]
     needed = last.offset + last.nbytes + _DIRECTORY_BYTES
     free = shutil.disk_usage(options.output.parent).free
@@ -126,4 +122,7 @@ def _write(options: ConvertOptions, plan: ConversionPlan, progress: ConversionPr
                 for offset, part in block.parts:
                     writer.write(block.name, offset, part)
                 progress.advance(block.nbytes)
-        return writer.file_bytes
+        report = describe(options, plan, writer.file_bytes, time.monotonic() - started_s)
+        with placed_report(report, report_path(options.output)):
+            writer.commit()
+        return report

@@ -108,6 +108,7 @@ class ConversionPlan:
         tensors: in the writer's order.
         descriptors: every object with its place.
         notes: what the user should know.
+        checkpoints: those that are read.
     """
 
     package: ModelPackage
@@ -117,6 +118,7 @@ class ConversionPlan:
     tensors: tuple[PlannedTensor, ...]
     descriptors: tuple[ObjectDescriptor, ...]
     notes: tuple[str, ...]
+    checkpoints: tuple[SourceCheckpoint, ...]
 
 
 def make_plan(
@@ -158,6 +160,7 @@ def make_plan(
         tensors=tensors,
         descriptors=plan_layout(specs),
         notes=(*notes, *resources.notes),
+        checkpoints=(checkpoint,) if draft is None else (checkpoint, draft),
     )
 
 

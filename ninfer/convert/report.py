@@ -3,10 +3,12 @@
 The engine never reads that file.
 """
 
+import contextlib
 import json
 import os
 import secrets
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -34,7 +36,7 @@ class ConversionReport:
         file_bytes: size of the file; 0 in a dry run.
         addressable_tokens: ids the tokenizer addresses.
         is_dry_run: whether nothing was written.
-        elapsed_s: duration.
+        elapsed_s: duration until the last byte was written.
         notes: what the user should know, one sentence each.
     """
 
@@ -87,17 +89,32 @@ def report_path(output: Path) -> Path:
     return output.with_name(name + _REPORT_SUFFIX)
 
 
-def write_report(report: ConversionReport, path: Path) -> None:
-    """Write the report, whole or not at all.
+@contextlib.contextmanager
+def placed_report(report: ConversionReport, path: Path) -> Iterator[None]:
+    """Put the report in place, and take it back when the block fails.
+
+    An older report is kept aside until the block ends, and comes back with the taking back.
 
     Raises:
-        OSError: the file system refused.
+        OSError: the file system refused; nothing has changed.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    older = path.with_name(f".{secrets.token_hex(8)}.older")
+    text = json.dumps(asdict(report), indent=2) + "\n"
+    is_placed = False
     try:
-        temporary.write_text(
-            json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", "utf-8"
-        )
-        os.replace(temporary, path)
+        partial.write_text(text, "utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, older)
+        os.replace(partial, path)
+        is_placed = True
+        yield
+    except BaseException:
+        if is_placed:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(older, path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+        older.unlink(missing_ok=True)

@@ -164,3 +164,35 @@ def test_artifact_of_the_command_can_be_opened(tmp_path: Path) -> None:
 
     with ArtifactReader.open(tmp_path / "m.ninfer") as reader:
         assert (reader.version, reader.model_id) == (2, "tiny-dense")
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["m" * 300, "m" * 100_000, "é" * 150, "a\0b", "\ud800", "\x1b[31m"],
+    ids=["long", "very long", "long in UTF-8", "zero", "surrogate", "escape"],
+)
+def test_shard_name_that_no_file_can_have_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shard: str
+) -> None:
+    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
+    index = {"weight_map": {"model.norm.weight": f"{shard}.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert main([str(folder), str(tmp_path / "m.ninfer")]) == 3
+    captured = capsys.readouterr().err
+    assert "a shard is a plain *.safetensors file" in captured
+    assert "\x1b" not in captured
+    assert len(captured) < 1000
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "1" + "0" * 5000, "1e308"])
+def test_hostile_number_in_the_config_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    folder = copy_checkpoint("tiny-dense", tmp_path / "checkpoint")
+    config = json.loads((folder / "config.json").read_bytes())
+    config["text_config"]["rms_norm_eps"] = "VALUE"
+    (folder / "config.json").write_text(json.dumps(config).replace('"VALUE"', value))
+
+    assert main([str(folder), str(tmp_path / "m.ninfer")]) == 3
+    assert "config" in capsys.readouterr().err
