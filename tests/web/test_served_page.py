@@ -108,16 +108,20 @@ def test_serve_command_serves_the_page(tab: Page) -> None:
     command += ["--port", "0", "--device", "host", "--max-context", "512"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        found = (re.search(r"http://[\d.]+:\d+", line) for line in process.stderr)
-        url = next(match[0] for match in found if match)
-        tab.open(f"{url}/")
-        tab.wait_for(READY, timeout_s=60)
-        ask(tab, "Hello")
-        tab.wait_for("document.querySelector('.thinking-preview, .answer > .prose')?.textContent")
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        try:
+            assert process.stderr is not None
+            found = (re.search(r"http://[\d.]+:\d+", line) for line in process.stderr)
+            url = next(match[0] for match in found if match)
+            tab.open(f"{url}/")
+            tab.wait_for(READY, timeout_s=25)
+            ask(tab, "Hello")
+            tab.wait_for(DONE.format(1))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
 
+    assert process.returncode == 0
+    assert tab.count(".error") == 0
     # While it was loading, the server said so.
     assert [problem for problem in tab.problems if "status of 503" not in problem] == []
