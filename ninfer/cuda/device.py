@@ -15,8 +15,8 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import DeviceUnavailable, InvariantError, NinferError, OutOfDeviceMemory
 from ninfer.tensor import DType
 
-SCRATCH_BYTES: Final = 20 << 20
-"""Scratch memory of each stream: the candidate lists of eight rows of token choice."""
+SCRATCH_BYTES: Final = 96 << 20
+"""Scratch memory of each stream: an expert layer's products of 1,024 tokens."""
 
 _STATIC_SHARED_BYTES: Final = 48 * 1024  # above this a function must opt in
 _PROGRAMMATIC_CC: Final = (9, 0)

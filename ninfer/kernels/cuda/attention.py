@@ -47,7 +47,7 @@ def paged_decode(
     fitting = stream.scratch.nbytes // (4 * places * (head_dim + 2))
     if fitting == 0:
         raise ShapeError(f"scratch: {table_width} pages a row need more than there is")
-    split = make_split(head_dim, num_heads // num_kv_heads, kv.keys.dtype is DType.I8)
+    split = make_split(head_dim, kv.keys.dtype is DType.I8)
     base, sums, padded = block_parts(out)
     for first in range(0, num_columns, fitting):
         count = min(fitting, num_columns - first)
@@ -66,6 +66,7 @@ def paged_decode(
                 stats,
                 count,
                 num_kv_heads,
+                num_heads // num_kv_heads,
                 table_width,
                 max_splits,
                 scale * _LOG2_E,
@@ -132,10 +133,9 @@ def paged_prefill(
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: both cache types."""
-    group = shapes.num_heads // shapes.num_kv_heads
     made = [make_merge(shapes.head_dim)]
     for is_int8 in (False, True):
-        made.append(make_split(shapes.head_dim, group, is_int8))
+        made.append(make_split(shapes.head_dim, is_int8))
         made.append(make_prefill(shapes.head_dim, is_int8))
     return tuple(made)
 

@@ -26,7 +26,6 @@ from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
     count_splits,
-    row_groups,
     split_start,
 )
 from ninfer.kernels.cuda.device_functions import load_chunk
@@ -86,19 +85,17 @@ def scale_scores(s: Any, count: Any, lane: Any, factor: Any) -> None:
 
 
 @cache
-def make_split(head_dim: int, group: int, is_int8: bool) -> Kernel:
+def make_split(head_dim: int, is_int8: bool) -> Kernel:
     """Partial results of all splits; grid (any number,), block (128,).
 
     Args:
         head_dim: components of a head.
-        group: query heads of a key head.
         is_int8: cache type.
     """
     reader = make_reader(head_dim, is_int8)
     query_words, stage_bytes = reader.query_words, reader.stage_bytes
     fetch, load_query, scores = reader.fetch, reader.load_query, reader.scores
     accumulate, component = reader.accumulate, reader.component
-    passes = row_groups(group)
     outputs_per_lane = head_dim // 4
     merge_at = WARPS * _STAGES * stage_bytes
     line_bytes = 4 * (head_dim + 4)  # no bank conflicts
@@ -147,6 +144,7 @@ def make_split(head_dim: int, group: int, is_int8: bool) -> Kernel:
         stats: int,
         num_columns: int,
         num_kv_heads: int,
+        group: int,
         table_width: int,
         max_splits: int,
         factor: float,
@@ -157,6 +155,7 @@ def make_split(head_dim: int, group: int, is_int8: bool) -> Kernel:
         base = ptx.shared_address(ring)
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         own = base + uint32(warp) * uint32(_STAGES * stage_bytes)
+        passes = (int32(group) + int32(ROWS - 1)) // int32(ROWS)
         num_units = int32(num_kv_heads * passes)
         num_heads = num_kv_heads * group
         q = cuda.local.array(query_words, uint32)
@@ -276,9 +275,9 @@ def make_split(head_dim: int, group: int, is_int8: bool) -> Kernel:
                 item = int32(item + cuda.gridDim.x)
         ptx.wait_copies_0()
 
-    params = (Param.ADDRESS,) * 10 + (Param.I32,) * 4 + (Param.F32,)
+    params = (Param.ADDRESS,) * 10 + (Param.I32,) * 5 + (Param.F32,)
     return Kernel(
-        f"attention_split_{head_dim}_{group}_{'int8' if is_int8 else 'bf16'}",
+        f"attention_split_{head_dim}_{'int8' if is_int8 else 'bf16'}",
         split,
         params,
         threads=WARPS * WARP,

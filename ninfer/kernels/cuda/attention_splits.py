@@ -35,11 +35,6 @@ def num_splits(positions: int) -> int:
     return _FINE + _PER_OCTAVE * octave + -(-(positions - start) // (start // _PER_OCTAVE))
 
 
-def row_groups(group: int) -> int:
-    """Passes over a key head for the query heads that share it."""
-    return -(-group // ROWS)
-
-
 @device_function
 def count_splits(positions: Any) -> Any:
     """`num_splits` on the device."""

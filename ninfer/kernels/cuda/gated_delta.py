@@ -155,6 +155,11 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     heads = DeltaHeads(
         shapes.num_key_heads, shapes.num_value_heads, shapes.key_dim, shapes.value_dim
     )
+    return kernels_of(heads)
+
+
+def kernels_of(heads: DeltaHeads) -> tuple[Kernel, ...]:
+    """Kernels of one mixer, with decay inputs in f32."""
     return (
         make_columns(heads, True),
         make_window(heads),
