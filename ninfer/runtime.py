@@ -20,7 +20,7 @@ from ninfer.engine.engine_worker import EngineWorker
 from ninfer.engine.intake import EngineState as EngineState
 from ninfer.engine.response_channel import GenerationHandle as GenerationHandle
 from ninfer.engine.scoring import CausalScoreCore, TextScore
-from ninfer.errors import ConfigurationError, RequestError
+from ninfer.errors import ConfigurationError, EngineClosed, RequestError
 from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
@@ -114,6 +114,7 @@ class Engine:
             )
             self._worker = stack.enter_context(EngineWorker(core))
             self._stack = stack.pop_all()
+        self._process_id = os.getpid()
         self._loaded = loaded
         self.frontend = loaded.frontend
         self.model_id = loaded.model_id
@@ -168,6 +169,8 @@ class Engine:
             EngineClosed: the engine is closing or closed.
             EngineFailed: the engine has failed.
         """
+        if os.getpid() != self._process_id:
+            raise EngineClosed("the engine's worker lives in another process: this one was forked")
         options = options or RequestOptions()
         return self._worker.core.submit(self._request(prepared, options))
 

@@ -17,6 +17,7 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine
 from ninfer.cli.options import add_engine_options, integer
+from ninfer.config import MAX_CONCURRENCY
 from ninfer.frontend.frontend import OutputOptions
 from ninfer.generation import CacheMode, SamplingParams
 from ninfer.runtime import Engine, RequestOptions
@@ -77,11 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Measure every cell and print a table or JSON."""
-    for name in ("gen_len", "repeat"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    _check_grid(options)
     cells: list[Cell] = []
     with open_engine(options, console, max_concurrency=max(options.concurrency)) as engine:
+        _check_context(engine, options)
         total = len(options.prompt_lens) * len(options.concurrency)
         for prompt_len in options.prompt_lens:
             for concurrency in options.concurrency:
@@ -99,6 +99,25 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
                 f"{cell.prefill_per_s:13.1f}  {cell.decode_per_s:12.1f}  {cell.first_token_s:13.3f}"
             )
     return ExitCode.DONE
+
+
+def _check_grid(options: argparse.Namespace) -> None:
+    for name, low in (("gen_len", 1), ("repeat", 1), ("warmup", 0)):
+        if getattr(options, name) < low:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {low}")
+    if not all(1 <= count <= MAX_CONCURRENCY for count in options.concurrency):
+        raise UsageError(f"--concurrency takes numbers from 1 to {MAX_CONCURRENCY}")
+    if not all(length >= 1 for length in options.prompt_lens):
+        raise UsageError("--prompt-lens takes numbers from 1 on")
+
+
+def _check_context(engine: Engine, options: argparse.Namespace) -> None:
+    longest = max(options.prompt_lens) + options.gen_len
+    if longest > engine.config.max_context:
+        raise UsageError(
+            f"{longest} tokens of prompt and answer do not fit the context of "
+            f"{engine.config.max_context}"
+        )
 
 
 def _measure(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.options import Repeated
 from ninfer.errors import DeviceUnavailable
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -20,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument(
-        "--model-id", action="append", metavar="ID", help="registered model; repeatable"
+        "--model-id", action=Repeated, metavar="ID", help="registered model; repeatable"
     )
     models.add_argument("--all", action="store_true", help="every registered model")
     targets = parser.add_mutually_exclusive_group()
     targets.add_argument(
         "--target",
-        action="append",
+        action=Repeated,
         choices=TARGETS,
         help="device generation; repeatable; default sm_90",
     )

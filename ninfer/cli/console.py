@@ -43,14 +43,15 @@ class Console:
         self._rewrites = is_terminal
         self._has_progress = not options.no_progress
         self._has_line = False
+        self._is_lost = False
         self._last_progress_s: float | None = None
         self._stage = ""
 
     def note(self, text: str) -> None:
         """Write one line."""
         self._end_line()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
+        self._flush()
 
     def warn(self, text: str) -> None:
         """Write one line that says what went wrong without ending anything."""
@@ -59,8 +60,8 @@ class Console:
     def thinking(self, text: str) -> None:
         """Write a piece of thinking text as it comes."""
         self._end_line()
-        self._stream.write(f"{_DIM}{text}{_RESET}" if self._has_colour else text)
-        self._stream.flush()
+        self._write(f"{_DIM}{text}{_RESET}" if self._has_colour else text)
+        self._flush()
 
     def progress(self, stage: str, done: int, total: int, unit: str = "B") -> None:
         """Show how far a stage is; ``total`` 0 means unknown.
@@ -79,26 +80,41 @@ class Console:
         self._last_progress_s = now
         line = _progress_line(stage, done, total, unit, now - self._start_s)
         if self._rewrites:
-            self._stream.write(_CLEAR_LINE + line)
+            self._write(_CLEAR_LINE + line)
             self._has_line = True
         else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
+            self._write(line + "\n")
+        self._flush()
 
     def yield_to_output(self) -> None:
         """Clear a progress line, because something is written to standard output next."""
         self._end_line()
-        self._stream.flush()
+        self._flush()
 
     def close(self) -> None:
         """Leave the cursor at the start of a line."""
         self.yield_to_output()
 
+    def _write(self, text: str) -> None:
+        """Write, unless nobody can read it: a closed or full log must not cost the answer."""
+        if not self._is_lost:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                self._is_lost = True
+
+    def _flush(self) -> None:
+        if not self._is_lost:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._is_lost = True
+
     def _end_line(self) -> None:
         """End the present stage; the next report starts a new one, with a clock of its own."""
         self._stage = ""
         if self._has_line:
-            self._stream.write(_CLEAR_LINE)
+            self._write(_CLEAR_LINE)
             self._has_line = False
 
 

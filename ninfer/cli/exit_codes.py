@@ -1,6 +1,7 @@
 """Exit codes of the command line, and which error ends with which."""
 
 import enum
+import errno
 
 from ninfer.artifact.format import ArtifactError
 from ninfer.errors import (
@@ -35,6 +36,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
     (FileNotFoundError, ExitCode.USAGE),
     (IsADirectoryError, ExitCode.USAGE),
+    (NotADirectoryError, ExitCode.USAGE),
     (PermissionError, ExitCode.USAGE),
     (ArtifactError, ExitCode.ARTIFACT),
     (CheckpointError, ExitCode.ARTIFACT),
@@ -48,8 +50,13 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
 )
 
 
+_BAD_NAMES = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
+
+
 def exit_code_of(error: BaseException) -> ExitCode | None:
     """Return the exit code of an expected error, None for one that nobody foresaw."""
+    if isinstance(error, OSError) and error.errno in _BAD_NAMES:
+        return ExitCode.USAGE
     for kind, code in _BY_CLASS:
         if isinstance(error, kind):
             return code

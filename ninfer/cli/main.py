@@ -8,17 +8,16 @@ import argparse
 import json
 import os
 import platform
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from ninfer.cli import bench, chat, compile, convert, generate, inspect, score, serve, tokenize
 from ninfer.cli.console import Console
+from ninfer.cli.entry import Terminated
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
 from ninfer.errors import NinferError
@@ -128,17 +127,14 @@ def main(arguments: Sequence[str]) -> ExitCode:
         SystemExit: help, version or a wrong option, as argparse does it.
     """
     parser = build_parser()
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                apply_environment(child)
+    for child in _named_commands(parser, arguments):
+        apply_environment(child)
     options = parser.parse_args(arguments)
     console = Console(options)
     command: Command = options.implementation
     try:
         return command.run(options, console)
     except BrokenPipeError:
-        _silence_standard_output()
         return ExitCode.DONE
     except BaseException as error:  # noqa: BLE001 - process boundary: all becomes an exit code
         return _report(error, options, console)
@@ -146,20 +142,19 @@ def main(arguments: Sequence[str]) -> ExitCode:
         console.close()
 
 
-def entry() -> NoReturn:
-    """Console script: run, then leave with the exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
-    code = main(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _silence_standard_output()
-    sys.exit(int(code))
+def _named_commands(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> list[argparse.ArgumentParser]:
+    """The parser of the command that is run; only its variables are read."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return [action.choices[name] for name in arguments if name in action.choices][:1]
+    return []
 
 
 def _report(error: BaseException, options: argparse.Namespace, console: Console) -> ExitCode:
     """Say what ended the command. An error nobody foresaw keeps its traceback."""
-    if isinstance(error, _Terminated):
+    if isinstance(error, Terminated):
         return ExitCode.TERMINATED
     code = exit_code_of(error)
     if code is None or options.debug:
@@ -190,19 +185,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(int(ExitCode.USAGE), f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
-
-
-def _silence_standard_output() -> None:
-    """Keep the interpreter from complaining about a closed pipe at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Version(argparse.Action):

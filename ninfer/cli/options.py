@@ -17,6 +17,21 @@ from ninfer.generation import SamplingParams
 PREFIX = "NINFER_"
 
 
+class Repeated(argparse.Action):
+    """Collect the values of a repeatable option; what is given replaces the default whole."""
+
+    def __call__(  # noqa: D102 - the interface of argparse
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        collected = getattr(namespace, self.dest)
+        is_first = collected is self.default
+        setattr(namespace, self.dest, [values] if is_first else [*collected, values])
+
+
 def integer(text: str) -> int:
     """Parse a decimal integer; anything else is a usage error."""
     return int(text, 10)
@@ -27,8 +42,10 @@ def tokens_or_auto(text: str) -> int | None:
     return None if text == "auto" else integer(text)
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> None:
-    """Add the options that `engine_config` reads."""
+def add_engine_options(
+    parser: argparse.ArgumentParser, *, max_context: int, has_template: bool = True
+) -> None:
+    """Add the options that `engine_config` reads, and the chat template where one is used."""
     parser.set_defaults(default_context=max_context)
     group = parser.add_argument_group("engine")
     group.add_argument(
@@ -102,9 +119,10 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_context: int) -> 
         metavar="N",
         help="host memory for the KV of checkpoints (default: 0)",
     )
-    group.add_argument(
-        "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
-    )
+    if has_template:
+        group.add_argument(
+            "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
+        )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +186,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
     group.add_argument(
-        "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
+        "--stop", action=Repeated, default=[], metavar="S", help="end before this text; repeatable"
     )
     group.add_argument("--no-thinking", action="store_true", help="answer without thinking first")
     group.add_argument(
@@ -262,7 +280,7 @@ def apply_environment(
 ) -> None:
     """Make ``NINFER_<LONG_OPTION>`` the default of every long option of ``parser``.
 
-    Options of which exactly one must be given say what a command works on; they have no variable.
+    Options that exclude one another have no variable: it could not give way to its sibling.
     A variable that does not parse ends the program like a wrong option would.
     """
     for action in configurable(parser):
@@ -274,9 +292,9 @@ def apply_environment(
 
 def configurable(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the options of ``parser`` that have an environment variable."""
-    choices = [group for group in parser._mutually_exclusive_groups if group.required]
-    inputs = {id(action) for group in choices for action in group._group_actions}
-    return [action for action in parser._actions if id(action) not in inputs]
+    groups = parser._mutually_exclusive_groups
+    exclusive = {id(action) for group in groups for action in group._group_actions}
+    return [action for action in parser._actions if id(action) not in exclusive]
 
 
 def _parsed(
@@ -293,4 +311,4 @@ def _parsed(
         parser.error(f"{name}: invalid value {text!r}")
     if action.choices is not None and value not in action.choices:
         parser.error(f"{name}: invalid choice {text!r}")
-    return [value] if isinstance(action.default, list) else value
+    return [value] if isinstance(action, Repeated) else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ninfer.cli.exit_codes import UsageError
-from ninfer.cli.options import sampling_params
+from ninfer.cli.options import Repeated, sampling_params
 from ninfer.errors import RequestError, UnsupportedFeature
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.grammar_source import schema_source
@@ -33,7 +33,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--system", metavar="TEXT", help="system message before --prompt")
     group.add_argument("--raw", action="store_true", help="no chat template around --prompt")
     group.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="not available in this build"
+        "--image", action=Repeated, default=[], metavar="FILE", help="not available in this build"
     )
     group.add_argument("--tools", metavar="FILE", help="JSON list of tool definitions")
     group.add_argument("--json-schema", metavar="FILE", help="constrain the answer to a schema")

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stride", type=integer, metavar="N", help="new tokens of a window (default: half)"
     )
     parser.add_argument("--format", choices=["text", "json"], default="text")
-    add_engine_options(parser, max_context=4096)
+    add_engine_options(parser, max_context=4096, has_template=False)
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
@@ -61,8 +61,10 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
         print(json.dumps(document))
     else:
         print(f"tokens      {len(tokens)}")
-        print(f"mean nll    {score.mean_nll:.6f}")
-        print(f"perplexity  {score.perplexity:.4f}")
+        print(f"scored      {score.num_scored}")
+        if score.num_scored:
+            print(f"mean nll    {score.mean_nll:.6f}")
+            print(f"perplexity  {score.perplexity:.4f}")
     return ExitCode.DONE
 
 

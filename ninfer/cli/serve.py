@@ -9,7 +9,7 @@ from typing import Final
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.operator_log import operator_log
-from ninfer.cli.options import add_engine_options, engine_config, integer
+from ninfer.cli.options import Repeated, add_engine_options, engine_config, integer
 from ninfer.cli.request_input import read_text
 from ninfer.config import EngineConfig
 from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
@@ -177,16 +177,16 @@ def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key-file", metavar="FILE", help="one key a line, # comments")
     group.add_argument("--api-key", metavar="KEY", help="visible in the process list")
     group.add_argument("--no-auth", action="store_true", help="let everybody in")
-    group.add_argument("--allowed-host", action="append", default=[], metavar="NAME")
-    group.add_argument("--cors-origin", action="append", default=[], metavar="URL")
+    group.add_argument("--allowed-host", action=Repeated, default=[], metavar="NAME")
+    group.add_argument("--cors-origin", action=Repeated, default=[], metavar="URL")
     group.add_argument("--metrics-public", action="store_true", help="/metrics without a key")
     group.add_argument("--media-urls", action="store_true", help="fetch images over http(s)")
-    group.add_argument("--media-url-allow", action="append", default=[], metavar="HOST")
+    group.add_argument("--media-url-allow", action=Repeated, default=[], metavar="HOST")
 
 
 def _add_default_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("defaults of requests")
-    group.add_argument("--model-alias", action="append", default=[], metavar="NAME")
+    group.add_argument("--model-alias", action=Repeated, default=[], metavar="NAME")
     group.add_argument(
         "--default-max-tokens", type=integer, default=DEFAULT_MAX_NEW_TOKENS, metavar="N"
     )

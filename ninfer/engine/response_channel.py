@@ -7,6 +7,7 @@ The channel knows no scheduler, no Program and no protocol. Source: system desig
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -38,7 +39,7 @@ class CapacityGate:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._outstanding = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A collection inside may give a place back.
 
     @property
     def outstanding(self) -> int:
@@ -66,37 +67,36 @@ class CapacityGate:
 
 
 class CapacityTicket:
-    """One place of the gate; returned when both facts hold, exactly once."""
+    """One place of the gate; returned when both facts hold, exactly once.
 
-    __slots__ = ("_gate", "_is_consumer_released", "_is_released", "_is_response_done", "_lock")
+    Takes no lock: either note may come from a garbage collection in the middle of the other.
+    """
+
+    __slots__ = ("_is_consumer_released", "_is_response_done", "_places")
 
     def __init__(self, gate: CapacityGate) -> None:
-        self._gate = gate
-        self._lock = threading.Lock()
+        self._places = [gate]
         self._is_response_done = False
         self._is_consumer_released = False
-        self._is_released = False
 
     def note_response_done(self) -> None:
         """The worker formed the outcome."""
-        with self._lock:
-            self._is_response_done = True
-            is_due = self._take_release()
-        if is_due:
-            self._gate.give_back()
+        self._is_response_done = True
+        self._release_if_due()
 
     def note_consumer_released(self) -> None:
         """The consumer has the outcome, or does not want it."""
-        with self._lock:
-            self._is_consumer_released = True
-            is_due = self._take_release()
-        if is_due:
-            self._gate.give_back()
+        self._is_consumer_released = True
+        self._release_if_due()
 
-    def _take_release(self) -> bool:
-        is_due = self._is_response_done and self._is_consumer_released and not self._is_released
-        self._is_released = self._is_released or is_due
-        return is_due
+    def _release_if_due(self) -> None:
+        if not (self._is_response_done and self._is_consumer_released):
+            return
+        try:
+            gate = self._places.pop()  # Atomic: only one caller gets the place.
+        except IndexError:
+            return
+        gate.give_back()
 
 
 class ResponseChannel:
@@ -144,8 +144,9 @@ class ResponseChannel:
             if self._outcome is not None:
                 raise IllegalMove("a request ended twice")
             self._outcome = outcome
+            # Before anybody can see the outcome: who reads it may ask for the place at once.
+            self._ticket.note_response_done()
             self._changed.notify_all()
-        self._ticket.note_response_done()
 
     def take(self, timeout_s: float | None, *, is_final_only: bool) -> GenerationEvent | None:
         """Next event, or the outcome after the last of them; None when the time passed.
@@ -192,6 +193,15 @@ class ResponseChannel:
             self.cancel()
         self._ticket.note_consumer_released()
 
+    def abandon(self) -> None:
+        """Like `drop`, for a handle that was garbage collected: takes no lock, wakes nobody.
+
+        The worker needs no waking: it is awake while a request lives, and looks at the flag.
+        """
+        self._is_dropped = True
+        self._is_cancel_requested |= self._outcome is None
+        self._ticket.note_consumer_released()
+
     def _is_over(self) -> bool:
         return self._outcome is not None or self._is_dropped
 
@@ -214,15 +224,15 @@ class GenerationHandle:
     """The consumer's side of one request; usable from any thread.
 
     Iterate it for the events, the last of which is the `GenerationResult`, or ask for `result`
-    alone. Leaving a ``with`` block closes it. Its owner has to read the outcome or close it:
-    an abandoned handle keeps its place in the engine.
+    alone. Leaving a ``with`` block closes it, and so does losing the last reference to it.
     """
 
-    __slots__ = ("_channel", "order")
+    __slots__ = ("__weakref__", "_channel", "order")
 
     def __init__(self, order: int, channel: ResponseChannel) -> None:
         self.order = order
         self._channel = channel
+        weakref.finalize(self, channel.abandon).atexit = False
 
     def __enter__(self) -> Self:
         return self

@@ -238,3 +238,40 @@ def test_request_is_refused_before_the_model_is_loaded() -> None:
 
     assert outcome.code == 5
     assert "top_p" in outcome.err
+
+
+def test_list_variable_of_bench_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NINFER_CONCURRENCY", "1,2")
+    monkeypatch.setenv("NINFER_PROMPT_LENS", "8")
+
+    outcome = run(
+        *("bench", model, "--gen-len", 2, "--repeat", 1, "--warmup", 0, "--format", "json")
+    )
+
+    assert [cell["concurrency"] for cell in outcome.document["cells"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--concurrency", "0,1"), ("--concurrency", "9"), ("--gen-len", "100000"), ("--warmup", "-1")],
+)
+def test_bench_refuses_what_it_could_not_measure(model: Path, option: str, value: str) -> None:
+    assert run("bench", model, "--prompt-lens", "8", option, value).code == 2
+
+
+def test_repeated_option_replaces_the_variable_whole(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NINFER_STOP", "iron")
+    arguments = ("generate", model, "--greedy", "--prompt", "Name three metals.")
+
+    assert run(*arguments).out == "Brass, "
+    assert run(*arguments, "--stop", "silver").out == "Brass, iron, "
+
+
+def test_variable_of_another_command_is_not_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NINFER_PORT", "nonsense")
+
+    assert run("inspect", model).code == 0

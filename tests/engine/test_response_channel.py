@@ -1,5 +1,6 @@
 """Capacity is released once, events stay in order, and a slow reader costs no memory."""
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -201,7 +202,8 @@ def test_dropping_after_the_end_cancels_nothing() -> None:
 
 def test_cancelling_alone_does_not_release_the_consumer() -> None:
     gate, channel = make_channel()
-    GenerationHandle(0, channel).cancel()
+    handle = GenerationHandle(0, channel)
+    handle.cancel()
     channel.finish(RESULT)
 
     assert gate.outstanding == 1
@@ -267,3 +269,27 @@ def test_merging_loses_and_reorders_nothing(rounds: list[list[OutputDelta]], rea
     received = [delta for event in outputs for delta in event.deltas]
     assert [t for event in outputs for t in event.token_ids] == list(range(len(rounds)))
     assert folded(received) == folded([delta for deltas in rounds for delta in deltas])
+
+
+def test_losing_the_last_reference_lets_go_like_closing() -> None:
+    gate, channel = make_channel()
+    handle = GenerationHandle(0, channel)
+
+    del handle
+    gc.collect()
+
+    assert channel.is_cancel_requested
+    channel.finish(RESULT)
+    assert gate.outstanding == 0
+
+
+def test_losing_an_answered_handle_gives_its_place_back_once() -> None:
+    gate, channel = make_channel()
+    handle = GenerationHandle(0, channel)
+    channel.finish(RESULT)
+
+    handle.close()
+    del handle
+    gc.collect()
+
+    assert gate.outstanding == 0

@@ -43,10 +43,13 @@ class EngineHarness:
             num_checkpoint_slots=num_checkpoint_slots,
             clock=self.clock,
         )
+        self._kept: list[GenerationHandle] = []
         self.core.open()
 
     def submit(self, request: GenerationRequest) -> GenerationHandle:
-        return self.core.submit(request)
+        handle = self.core.submit(request)
+        self._kept.append(handle)  # A handle that nobody keeps cancels its request.
+        return handle
 
     def step(self, count: int = 1) -> Boundary:
         """Run boundaries."""

@@ -42,7 +42,7 @@ texts.
 
 ENVIRONMENT_HEAD = """# Environment
 
-Every long option of the command line, except those that say what a command works on, has a
+Every long option of the command line, except those that exclude one another, has a
 variable that gives its default; the command line wins. A value that does not parse is an error.
 Flags take `0` or `1`. This page is generated from the options.
 

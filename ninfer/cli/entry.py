@@ -1,0 +1,59 @@
+"""How a process of ours starts and ends: signals, standard streams, the exit code.
+
+Imports nothing of the program at module level, so that a signal that arrives while it is being
+imported ends the process like one that arrives later.
+"""
+
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def entry() -> NoReturn:
+    """Console script: run the command line, then leave with the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    _open_missing_streams()
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        # The reader has left; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    from ninfer.cli.main import main  # see the module's docstring
+
+    return int(main(sys.argv[1:]))
+
+
+def _open_missing_streams() -> None:
+    """Stand in for closed standard streams, and write UTF-8 whatever the locale says."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stand_in = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for good
+            setattr(sys, name, stand_in)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,84 @@
+"""How the process starts and ends, seen from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_model import artifact_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return artifact_path("tiny-dense", "bf16")
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHON": sys.executable} | environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_closed_pipe_ends_quietly(model: Path) -> None:
+    command = f"$PYTHON -m ninfer inspect {model} --tensors"
+
+    done = shell(f"{command} | head -c 1; echo ${{PIPESTATUS[0]}}")
+
+    assert done.stdout.endswith("0\n")
+    assert done.stderr == ""
+
+
+def test_closed_standard_streams_are_no_accident(model: Path) -> None:
+    assert shell(f"$PYTHON -m ninfer inspect {model} >&-").returncode == 0
+    assert shell(f"$PYTHON -m ninfer inspect {model} 2>&-").returncode == 0
+    assert shell(f"$PYTHON -m ninfer chat {model} <&-").returncode == 0
+
+
+def test_full_log_does_not_cost_the_answer(model: Path) -> None:
+    command = f'$PYTHON -m ninfer generate {model} --greedy --prompt "Name three metals."'
+
+    done = shell(f"{command} 2>/dev/full")
+
+    assert (done.returncode, done.stdout) == (0, "Brass, iron, silver.")
+
+
+def test_output_is_utf8_whatever_the_locale_says(model: Path) -> None:
+    done = shell(
+        f"$PYTHON -m ninfer tokenize {model} --format json --text 'Köln'", PYTHONIOENCODING="ascii"
+    )
+
+    assert "Köln" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("delay_s", [0.3, 1.5])
+def test_signal_ends_with_its_code_and_without_a_traceback(
+    model: Path, number: signal.Signals, code: int, delay_s: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ninfer", "chat", str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    time.sleep(delay_s)
+
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == code
+    assert "Traceback" not in err
