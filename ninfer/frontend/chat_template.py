@@ -14,7 +14,8 @@ from jinja2 import TemplateError, meta
 
 from ninfer.errors import CheckpointError, InvalidPrompt
 from ninfer.frontend.marked_text import MarkedText
-from ninfer.frontend.template_environment import RenderLimits, TemplateEnvironment
+from ninfer.frontend.template_budget import RenderLimits
+from ninfer.frontend.template_environment import TemplateEnvironment
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MESSAGE_CHARACTERS = 200
@@ -60,7 +61,7 @@ class ChatTemplate:
             InvalidPrompt: the template raised, ran too long or wrote too much.
         """
         environment = self._environment
-        environment.start_clock()
+        environment.start_rendering()
         context = self._template.new_context(
             {
                 **(variables or {}),
@@ -82,4 +83,6 @@ class ChatTemplate:
                 f"the chat template cannot render this conversation ({type(error).__name__})",
                 field="messages",
             ) from error
+        finally:
+            environment.end_rendering()
         return text if isinstance(text, MarkedText) else MarkedText(text, ())

@@ -14,7 +14,6 @@ Knows no tokens and no template language.
 
 import bisect
 import operator
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
@@ -40,11 +39,12 @@ class MarkedText(str):
         return index >= 0 and end <= self.spans[index][1]
 
     def _cut(self, start: int, end: int) -> "MarkedText":
-        spans = [
-            (max(first, start) - start, min(last, end) - start)
-            for first, last in self.spans
-            if first < end and last > start
-        ]
+        spans: list[Span] = []
+        index = bisect.bisect_right(self.spans, start, key=operator.itemgetter(1))
+        while index < len(self.spans) and self.spans[index][0] < end:
+            first, last = self.spans[index]
+            spans.append((max(first, start) - start, min(last, end) - start))
+            index += 1
         return MarkedText(str.__getitem__(self, slice(start, end)), spans)
 
     def _words(self, words: Iterable[str]) -> list[str]:
@@ -66,6 +66,8 @@ class MarkedText(str):
         return join_marked((other, self))
 
     def __mul__(self, count: SupportsIndex) -> str:
+        if _is_all_marked(self):
+            return MarkedText(str.__mul__(self, count))
         return join_marked([self] * count.__index__())
 
     __rmul__ = __mul__
@@ -188,15 +190,24 @@ def join_marked(parts: Iterable[str]) -> str:
 
 def replace_marked(text: str, old: str, new: str, count: int = -1) -> str:
     """``text.replace(old, new, count)`` that keeps the marks of all three."""
+    if not any(isinstance(part, MarkedText) and part.spans for part in (text, new)):
+        return str.replace(text, old, new, count)
+    if _is_all_marked(text) and (not new or _is_all_marked(new)):
+        return MarkedText(str.replace(text, old, new, count))
     source = text if isinstance(text, MarkedText) else MarkedText(text, ())
     joined: list[str] = []
     place = 0
-    for index, match in enumerate(re.finditer(re.escape(old), source)):
-        if 0 <= count <= index:
-            break
-        joined += [source._cut(place, match.start()), new]
-        place = match.end()
+    found = str.find(source, old)
+    while found >= 0 and count != 0:
+        joined += [source._cut(place, found), new]
+        place = found + len(old)
+        found = str.find(source, old, place + (not old))
+        count -= 1
     return join_marked([*joined, source._cut(place, len(source))])
+
+
+def _is_all_marked(text: str) -> bool:
+    return isinstance(text, MarkedText) and text.spans == ((0, len(text)),)
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -6,7 +6,7 @@ ASCII escaping. Knows no templates. Source: RFC 8259.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MAX_NUMBER_CHARACTERS = 400
@@ -52,8 +52,17 @@ def write_json(
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
+    check_size: Callable[[int], None] | None = None,
 ) -> str:
     """Write a value as ``json.dumps`` does, numbers with their own digits.
+
+    Args:
+        value: what to write.
+        ensure_ascii: whether to escape everything beyond ASCII.
+        indent: what to indent each level by, or how many spaces; None writes one line.
+        separators: between members, and behind keys.
+        sort_keys: whether to write members by key.
+        check_size: called with the length of each array and object before it is put together.
 
     Raises:
         TypeError: a value is no JSON type.
@@ -61,7 +70,7 @@ def write_json(
     if isinstance(indent, int):
         indent = " " * indent
     item, colon = separators or ("," if indent is not None else ", ", ": ")
-    writer = _Writer(ensure_ascii, indent, item, colon, sort_keys)
+    writer = _Writer(ensure_ascii, indent, item, colon, sort_keys, check_size)
     return "".join(writer.write(value, "\n"))
 
 
@@ -69,13 +78,20 @@ class _Writer:
     """Recursive writer; settings are those of `write_json`."""
 
     def __init__(
-        self, ensure_ascii: bool, indent: str | None, item: str, colon: str, sort_keys: bool
+        self,
+        ensure_ascii: bool,
+        indent: str | None,
+        item: str,
+        colon: str,
+        sort_keys: bool,
+        check_size: Callable[[int], None] | None,
     ) -> None:
         self._ensure_ascii = ensure_ascii
         self._indent = indent
         self._item = item
         self._colon = colon
         self._sort_keys = sort_keys
+        self._check_size = check_size
 
     def write(self, value: Any, line: str) -> Iterator[str]:
         if isinstance(value, JsonNumber):
@@ -100,6 +116,9 @@ class _Writer:
 
     def _container(self, opening: str, parts: list[str], closing: str, line: str) -> Iterator[str]:
         yield opening
+        if self._check_size is not None:
+            gap = len(self._item) + (0 if self._indent is None else len(self._deeper(line)))
+            self._check_size(sum(map(len, parts)) + gap * len(parts))
         if parts and self._indent is None:
             yield self._item.join(parts)
         elif parts:

@@ -13,7 +13,7 @@ from ninfer.errors import CheckpointError, InvalidPrompt
 from ninfer.frontend.chat_template import ChatTemplate
 from ninfer.frontend.marked_text import plain_text
 from ninfer.frontend.prompt_identity import encode_marked
-from ninfer.frontend.template_environment import RenderLimits
+from ninfer.frontend.template_budget import RenderLimits
 from tests.support.chat_templates import EFFORT, LAST_QUERY
 from tests.support.frontends import CASES, QUICK, cases, frontend, resources
 
