@@ -12,11 +12,14 @@ Bytes are those of the resident matrix, each read once. ``--variants`` times oth
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +33,6 @@ from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import linear as cuda_linear
 from ninfer.kernels.cuda.skinny_product import Skinny, make_skinny
-from ninfer.kernels.cuda.tile_product import TileShape, make_tile_product
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import linear
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
@@ -43,6 +45,7 @@ COLUMNS: Final = (1, 8, 16, 32)
 PREFILL_COLUMNS: Final = (1024, 4096)
 ROTATION_BYTES: Final = 400 << 20  # several times the second-level cache
 POOL_BYTES: Final = 64 << 20
+WARM_S: Final = 0.1  # load before a measurement
 
 
 class Shape(NamedTuple):
@@ -51,7 +54,7 @@ class Shape(NamedTuple):
     format: TensorFormat
     rows: int
     width: int
-    count: int
+    repeats: int
     is_added: bool = False
 
 
@@ -85,25 +88,15 @@ VARIANTS: Final = (
     (8, Skinny(Q4, 1, 1, 4, 3)),
     (8, Skinny(Q4, 1, 1, 4, 2)),
     (8, Skinny(Q4, 2, 1, 3, 2)),
-    (1, Skinny(Q4, 1, 1, 4, 3)),
-    (1, Skinny(Q4, 2, 1, 3, 2)),
-    (16, Skinny(Q4, 1, 2, 4, 2)),
-    (32, Skinny(Q4, 2, 4, 3, 1)),
-    (32, Skinny(Q4, 1, 4, 4, 1)),
-    (8, Skinny(Q5, 1, 1, 4, 3)),
+    (8, Skinny(Q4, 2, 1, 4, 2)),
     (8, Skinny(Q5, 1, 1, 4, 2)),
     (8, Skinny(Q5, 2, 1, 3, 2)),
-    (1, Skinny(Q5, 1, 1, 4, 3)),
+    (8, Skinny(W8, 1, 1, 3, 2)),
     (8, Skinny(W8, 1, 1, 3, 3)),
-    (8, Skinny(W8, 1, 1, 4, 2)),
 )
-TILE_VARIANTS: Final = (
-    TileShape(Q4, 4, 2, 4),
-    TileShape(Q4, 2, 2, 4),
-    TileShape(Q5, 4, 2, 4),
-    TileShape(Q5, 2, 2, 4),
-    TileShape(W8, 2, 2, 3),
-)
+ROUND_VARIANTS: Final = {
+    "short": tuple(Skinny(format, 1, 1, 4, 2) for format in (Q4, Q5, Q6, W8)),
+}
 VARIANT_SHAPES: Final = {
     Q4: ((34816, 5120), (4096, 5120)),
     Q5: ((5120, 17408), (12288, 5120)),
@@ -190,7 +183,16 @@ def copy_gb_s(bench: Bench) -> float:
     return best
 
 
-def replay_us(bench: Bench, calls: list[Callable[[], None]], replays: int = 9) -> float:
+def clock_mhz() -> str:
+    """Present clock of the multiprocessors, as the management tool says it."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return "unknown"
+
+
+def replay_us(bench: Bench, calls: Sequence[Callable[[], None]], replays: int = 9) -> float:
     """Median time of one replay of a graph of calls."""
     for call in calls:
         call()
@@ -199,13 +201,18 @@ def replay_us(bench: Bench, calls: list[Callable[[], None]], replays: int = 9) -
     for call in calls:
         call()
     graph = bench.stream.end_capture()
-    times = []
+    # Clocks rise under load and fall in pauses: replays follow one another without a gap.
+    until = time.perf_counter() + WARM_S
+    while time.perf_counter() < until:
+        for _ in range(4):
+            graph.launch(bench.stream)
+        bench.stream.synchronize()
+    marks = [bench.stream.record()]
     for _ in range(replays):
-        start = bench.stream.record()
         graph.launch(bench.stream)
-        end = bench.stream.record()
-        end.synchronize()
-        times.append(end.elapsed_ms(start) * 1e3)
+        marks.append(bench.stream.record())
+    marks[-1].synchronize()
+    times = [end.elapsed_ms(start) * 1e3 for start, end in pairwise(marks)]
     graph.close()
     return float(np.median(times))
 
@@ -259,7 +266,7 @@ def read(bench: Bench, tensor: Tensor) -> np.ndarray[Any, Any]:
 def matrices_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
     """Each matrix alone: microseconds and the fraction of copy bandwidth, by columns."""
     found: dict[str, Any] = {}
-    shapes = {shape._replace(count=1): None for round_ in ROUNDS.values() for shape in round_}
+    shapes = {shape._replace(repeats=1): None for round_ in ROUNDS.values() for shape in round_}
     for shape in shapes:
         nbytes = WeightLayout(shape.format, shape.rows, shape.width).nbytes
         copies = max(2, min(40, ROTATION_BYTES // nbytes))
@@ -278,16 +285,18 @@ def matrices_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float)
     return found
 
 
-def rounds_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
+def rounds_us(
+    bench: Bench, weights: Weights, operands: Operands, gb_s: float, with_variants: bool
+) -> dict[str, Any]:
     """All products of a decode round in sequence."""
     found: dict[str, Any] = {}
     for name, round_ in ROUNDS.items():
-        sizes = [WeightLayout(s.format, s.rows, s.width).nbytes * s.count for s in round_]
+        sizes = [WeightLayout(s.format, s.rows, s.width).nbytes * s.repeats for s in round_]
         arena = bench.device.arena("round", sum(sizes) + 4096 * 256)
         calls_of: list[tuple[Matrix, bool]] = []
-        for layer in range(max(shape.count for shape in round_)):
+        for layer in range(max(shape.repeats for shape in round_)):
             for shape in round_:
-                if layer < shape.count:
+                if layer < shape.repeats:
                     made = weights.make(arena, shape.format, shape.rows, shape.width)
                     calls_of.append((made, shape.is_added))
         bench.stream.synchronize()
@@ -297,6 +306,16 @@ def rounds_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -
             calls = [partial(operands.call, m, count, added) for m, added in calls_of]
             us = replay_us(bench, calls)
             row[f"T={count}"] = [round(us, 1), round(nbytes / us / 1e3 / gb_s, 3)]
+        if with_variants:
+            for variant, shapes in ROUND_VARIANTS.items():
+                for count in (1, 8):
+                    calls = [partial(operands.call, m, count, added) for m, added in calls_of]
+                    with forced(*shapes):
+                        us = replay_us(bench, calls)
+                    row[f"{variant} T={count}"] = [
+                        round(us, 1),
+                        round(nbytes / us / 1e3 / gb_s, 3),
+                    ]
         found[name] = row
         arena.close()
     return found
@@ -325,10 +344,15 @@ def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any
 
 
 @contextmanager
-def forced(shape: Skinny) -> Iterator[None]:
-    """Blocks of one shape for every product."""
+def forced(*shapes: Skinny) -> Iterator[None]:
+    """Blocks of these shapes for all products of their formats."""
     chosen = cuda_linear.skinny_for
-    cuda_linear.skinny_for = lambda *_: shape  # type: ignore[assignment]
+    by_format = {shape.format: shape for shape in shapes}
+
+    def shape_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
+        return by_format.get(format) or chosen(format, num_rows, num_columns)
+
+    cuda_linear.skinny_for = shape_for
     try:
         yield
     finally:
@@ -355,29 +379,11 @@ def variants_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float)
     return found
 
 
-def tile_variants(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
-    """TFLOP/s of prefill by block shape."""
-    found: dict[str, Any] = {}
-    chosen = cuda_linear.tile_shape
-    for shape in TILE_VARIANTS:
-        arena = bench.device.arena("prefill", 1 << 28)
-        matrix = weights.make(arena, shape.format, 12288, 5120)
-        cuda_linear.tile_shape = lambda _, shape=shape: shape  # type: ignore[misc]
-        row = []
-        for count in PREFILL_COLUMNS:
-            us = replay_us(bench, [partial(operands.call, matrix, count, False)] * 2, 5) / 2
-            row.append(round(2e-6 * 12288 * 5120 * count / us, 1))
-        found[make_tile_product(shape).name] = row
-        cuda_linear.tile_shape = chosen
-        arena.close()
-    return found
-
-
 def run_kernels() -> list[Kernel]:
     """Everything that a run needs."""
     kernels = list(cuda_linear.declared(None))  # type: ignore[arg-type]
     kernels += [make_skinny(shape) for _, shape in VARIANTS]
-    kernels += [make_tile_product(shape) for shape in TILE_VARIANTS]
+    kernels += [make_skinny(shape) for shapes in ROUND_VARIANTS.values() for shape in shapes]
     return list(dict.fromkeys(kernels))
 
 
@@ -415,13 +421,14 @@ def main(arguments: list[str]) -> None:
         gb_s = copy_gb_s(bench)
         note("copy_gb_s", round(gb_s, 1))
         note("correctness", correctness(bench))
+        note("clocks before", clock_mhz())
         weights, operands = Weights(bench), Operands(bench)
         if "--variants" in arguments:
             note("variants", variants_us(bench, weights, operands, gb_s))
-            note("tile variants", tile_variants(bench, weights, operands))
         note("matrices", matrices_us(bench, weights, operands, gb_s))
-        note("rounds", rounds_us(bench, weights, operands, gb_s))
+        note("rounds", rounds_us(bench, weights, operands, gb_s, "--variants" in arguments))
         note("prefill TFLOP/s", prefill(bench, weights, operands))
+        note("clocks after", clock_mhz())
         bench.arena.close()
         bench.pinned.close()
     if "OUT" in os.environ:

@@ -99,13 +99,13 @@ def _permute(a: Any, b: Any, selector: Any) -> Array:
         .view(np.uint8)
     )
     wanted = [(int(selector) >> (4 * i)) & 7 for i in range(4)]
-    return np.ascontiguousarray(octets[:, wanted]).view(np.uint32)[:, 0]
+    return np.asarray(np.ascontiguousarray(octets[:, wanted]).view(np.uint32)[:, 0])
 
 
 def _multiply_add_bf16x2(a: Any, b: Any, c: Any) -> Array:
     halves = zip(_bf16_halves(a), _bf16_halves(b), _bf16_halves(c), strict=True)
     low, high = (_round_bf16(x.astype(np.float64) * y + z) for x, y, z in halves)
-    return low | (high << np.uint32(16))
+    return np.asarray(low | (high << np.uint32(16)))
 
 
 def _half(shift: int) -> Callable[[Any], Array]:
@@ -117,7 +117,8 @@ def _half(shift: int) -> Callable[[Any], Array]:
 
 
 def _fma(a: Any, b: Any, c: Any) -> Array:
-    return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + c).astype(np.float32)
+    exact = np.asarray(a, np.float64) * np.asarray(b, np.float64) + c
+    return np.asarray(exact, np.float32)
 
 
 class _Intrinsics:

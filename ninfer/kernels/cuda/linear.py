@@ -29,6 +29,8 @@ from ninfer.tensor_formats.geometry import RowSplitGeometry, encoded_bytes
 SKINNY_COLUMNS: Final = 128
 """Most columns whose arithmetic is the same as that of one."""
 
+_FEW_ROWS: Final = 1024
+
 
 def input_bytes(num_columns: int, width: int) -> int:
     """Bytes of a linear input."""
@@ -94,15 +96,15 @@ def project_add(stream: CudaStream, x: LinearInput, weight: Matrix, residual: Te
     _multiply(stream, x, weight, residual, 0, Output.ADD)
 
 
-def skinny_for(format: TensorFormat, num_columns: int) -> Skinny:
-    """Shape of the blocks that multiply up to 128 columns."""
-    column_tiles = 1 if num_columns <= 8 else 2 if num_columns <= 16 else 4
-    stages = 3 if format in (TensorFormat.W8, TensorFormat.BF16) else 4
-    if column_tiles == 1:
-        return Skinny(format, 1, 1, stages, 2 if format is TensorFormat.BF16 else 3)
-    if column_tiles == 2:
-        return Skinny(format, 1, 2, stages, 2)
-    return Skinny(format, 1, 4, stages, 1)
+def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
+    """Shape of the blocks that multiply ``num_rows`` rows with up to 128 columns."""
+    column_tiles = 1 if num_columns <= 8 else 2
+    is_nibble = PAIR_FORMATS[format].slab_words == 1
+    if column_tiles == 1 and format is TensorFormat.BF16 and num_rows <= _FEW_ROWS:
+        # Few blocks: no other one shares the multiprocessor, and the ring holds most of a part.
+        return Skinny(format, 1, 1, 5, 1)
+    row_tiles = 2 if is_nibble and num_rows > _FEW_ROWS else 1
+    return Skinny(format, row_tiles, column_tiles, 3, 2)
 
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
@@ -110,7 +112,8 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     kernels = [make_pack(True), make_pack(False)]
     for format in PAIR_FORMATS:
         kernels += [make_repack(format), make_tile_product(tile_shape(format))]
-        kernels += [make_skinny(skinny_for(format, columns)) for columns in (1, 9, 17)]
+        shapes_of = [skinny_for(format, rows, n) for n in (1, 9) for rows in (1, _FEW_ROWS + 1)]
+        kernels += [make_skinny(shape) for shape in dict.fromkeys(shapes_of)]
     return tuple(kernels)
 
 
@@ -126,7 +129,7 @@ def _multiply(
     first_tile = weight.first_row // TILE_ROWS
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile
     if x.num_columns <= SKINNY_COLUMNS:
-        shape = skinny_for(weight.format, x.num_columns)
+        shape = skinny_for(weight.format, weight.num_rows, x.num_columns)
         kernel, grid = make_skinny(shape), shape.grid(row_tiles, x.num_columns)
     else:
         kernel = make_tile_product(tile_shape(weight.format))

@@ -3,10 +3,10 @@
     out[t, n] = sum over k of f32(scale[n, k / group]) * code[n, k] * x[t, k]
 
 One block multiplies ``16 row_tiles`` rows with ``8 column_tiles`` columns. Eight warps share K:
-warp p takes the k tiles ``[p n / 8, (p + 1) n / 8)`` of all n, so that there are eight parts of a
-sum whatever the block's shape, and they are added in order 0..7. Inside a part tiles follow one
-another, group by group (`group_products`). So the order depends on K alone, and neither the number
-of columns, nor other columns, nor the view a row is computed through changes a bit.
+warp p takes the k tiles p, p + 8, p + 16.., so that warps read neighbouring tiles and that there
+are eight parts of a sum whatever the block's shape, added in order 0..7. Inside a part tiles follow
+one another, group by group (`group_products`). So the order depends on K alone, and neither the
+number of columns, nor other columns, nor the view a row is computed through changes a bit.
 
 Each warp feeds a ring of its own in shared memory by asynchronous copies; nothing is waited for
 that another warp brings. The first tiles are asked for before the predecessor has ended: weights
@@ -91,22 +91,14 @@ class Skinny:
 @cache
 def make_skinny(shape: Skinny) -> Kernel:
     """One block for each (column block, row block); block (256,)."""
-    format, row_tiles, column_tiles = shape.format, shape.row_tiles, shape.column_tiles
-    stages = shape.stages
-    tile_bytes = PAIR_FORMATS[format].tile_bytes
-    unit_slabs = min(PAIR_FORMATS[format].unit_slabs, shape.most_slabs)
-    units = 4 // unit_slabs
-    stage_bytes = row_tiles * tile_bytes
+    row_tiles, column_tiles, stages = shape.row_tiles, shape.column_tiles, shape.stages
+    stage_bytes = row_tiles * PAIR_FORMATS[shape.format].tile_bytes
     warp_bytes = stages * stage_bytes
     num_sums = 4 * row_tiles * column_tiles
-    num_words = 4 * column_tiles * unit_slabs
-    copy = tile_functions(format).copy
-    locate = _make_locate(column_tiles)
-    load = _make_load_columns(format, column_tiles, unit_slabs)
-    num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
-    multiply = make_multiply(format, row_tiles, column_tiles, unit_slabs)
+    ask = _make_ask(shape.format, row_tiles)
+    walk = _make_walk(shape, ask)
     put_sums = make_put_sums(row_tiles, column_tiles, _part_stride(row_tiles))
-    wait_copies = WAITS[stages]
+    write_parts = _make_write_parts(row_tiles, column_tiles, warp_bytes)
 
     def skinny(
         codes: int,
@@ -128,75 +120,34 @@ def make_skinny(shape: Skinny) -> Kernel:
         ptx.release_successor()
         part = int32(warp_index())
         lane = int32(cuda.threadIdx.x) & int32(31)
-        ring = ptx.shared_address(shared) + uint32(part) * uint32(warp_bytes)
-        k_first = (part * k_tiles) >> 3
-        count = (((part + 1) * k_tiles) >> 3) - k_first
+        blocks = ptx.shared_address(shared)
+        ring = blocks + uint32(part) * uint32(warp_bytes)
+        count = (k_tiles - part + int32(PARTS - 1)) // int32(PARTS)
         row_tile = (first_row >> 4) + int32(cuda.blockIdx.y) * row_tiles
         tile = cuda.local.array(row_tiles, int32)
         for m in range(row_tiles):
-            tile[m] = min(row_tile + m, parent_tiles - 1) * k_tiles + k_first
+            tile[m] = min(row_tile + m, parent_tiles - 1) * k_tiles + part
         for stage in range(stages - 1):
-            if stage < count:
-                for m in range(row_tiles):
-                    to = ring + uint32(stage * stage_bytes + m * tile_bytes)
-                    copy(to, codes, high, scales, tile[m] + stage, lane)
-            ptx.close_copies()
+            to = ring + uint32(stage * stage_bytes)
+            ask(to, codes, high, scales, tile, stage, count, lane)
         ptx.wait_for_predecessor()
-        x_at = cuda.local.array(column_tiles, uint64)
-        sum_at = cuda.local.array(column_tiles, uint64)
-        locate(x_at, sum_at, base, sums, k_tiles, k_first, num_columns, lane)
         total = cuda.local.array(num_sums, float32)
         for i in range(num_sums):
             total[i] = float32(0.0)
-        x = cuda.local.array(num_words, uint32)
-        s = cuda.local.array(num_group_sums, float32)
-        next_x = cuda.local.array(num_words, uint32)
-        next_s = cuda.local.array(num_group_sums, float32)
-        load(x_at, sum_at, 0, 0, x, s)
-        slot = uint32(0)
-        free = uint32((stages - 1) * stage_bytes)
-        for k in range(count):
-            for unit in range(units):
-                if unit + 1 < units:
-                    load(x_at, sum_at, k, unit + 1, next_x, next_s)
-                else:
-                    load(x_at, sum_at, min(k + 1, count - 1), 0, next_x, next_s)
-                if unit == 0:
-                    wait_copies()
-                    cuda.syncwarp()
-                    if k + (stages - 1) < count:
-                        for m in range(row_tiles):
-                            to = ring + free + uint32(m * tile_bytes)
-                            copy(to, codes, high, scales, tile[m] + k + (stages - 1), lane)
-                    ptx.close_copies()
-                multiply(ring + slot, lane, unit, x, s, total)
-                for i in range(num_words):
-                    x[i] = next_x[i]
-                for i in range(num_group_sums):
-                    s[i] = next_s[i]
-            slot = advance(slot, stage_bytes, warp_bytes)
-            free = advance(free, stage_bytes, warp_bytes)
+        walk(
+            ring, codes, high, scales, tile, base, sums, k_tiles, part,
+            count, num_columns, lane, total,
+        )  # fmt: skip
         ptx.wait_copies_0()
         cuda.syncwarp()
         put_sums(ring, lane, total)
         cuda.syncthreads()
-        first_tile = row_tile * TILE_ROWS - first_row
-        write_parts(
-            ptx.shared_address(shared),
-            out,
-            first_tile,
-            num_rows,
-            num_columns,
-            out_width,
-            first_column,
-            mode,
-        )
+        row = row_tile * TILE_ROWS - first_row
+        write_parts(blocks, out, row, num_rows, num_columns, out_width, first_column, mode)
 
-    write_parts = _make_write_parts(row_tiles, column_tiles, warp_bytes)
-    name = f"linear_{format.name.lower()}_{row_tiles * TILE_ROWS}x{column_tiles * 8}"
-    name += f"_{stages}_{shape.min_blocks}"
+    name = f"linear_{shape.format.name.lower()}_{row_tiles * TILE_ROWS}x{column_tiles * 8}"
     return Kernel(
-        name,
+        f"{name}_{stages}_{shape.min_blocks}",
         skinny,
         (Param.ADDRESS,) * 6 + (Param.I32,) * 8,
         threads=THREADS,
@@ -204,6 +155,110 @@ def make_skinny(shape: Skinny) -> Kernel:
         dynamic_shared_bytes=shape.shared_bytes,
         min_blocks=shape.min_blocks,
     )
+
+
+def _make_walk(shape: Skinny, ask: Any) -> Any:
+    """A warp's way through its part; few columns are asked for one unit ahead."""
+    format, column_tiles, stages = shape.format, shape.column_tiles, shape.stages
+    unit_slabs = min(PAIR_FORMATS[format].unit_slabs, shape.most_slabs)
+    units = 4 // unit_slabs
+    stage_bytes = shape.row_tiles * PAIR_FORMATS[format].tile_bytes
+    warp_bytes = stages * stage_bytes
+    num_words = 4 * column_tiles * unit_slabs
+    num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
+    locate = _make_locate(column_tiles)
+    load = _make_load_columns(format, column_tiles, unit_slabs)
+    take = _make_take(num_words, num_group_sums)
+    multiply = make_multiply(format, shape.row_tiles, column_tiles, unit_slabs)
+    wait_copies = WAITS[stages]
+    is_ahead = column_tiles == 1  # more columns need the registers for themselves
+
+    @device_function
+    def walk(
+        ring: Address,
+        codes: Address,
+        high: Address,
+        scales: Address,
+        tile: Array,
+        base: Address,
+        sums: Address,
+        k_tiles: Index,
+        part: Index,
+        count: Index,
+        num_columns: Index,
+        lane: Index,
+        total: Array,
+    ) -> None:
+        at = cuda.local.array(column_tiles, uint32)
+        x = cuda.local.array(num_words, uint32)
+        s = cuda.local.array(num_group_sums, float32)
+        next_x = cuda.local.array(num_words, uint32)
+        next_s = cuda.local.array(num_group_sums, float32)
+        locate(at, k_tiles, num_columns, lane)
+        k = part
+        if count > 0 and is_ahead:
+            load(at, base, sums, k, 0, lane, x, s)
+        slot = uint32(0)
+        free = uint32((stages - 1) * stage_bytes)
+        for i in range(count):
+            for unit in range(units):
+                if not is_ahead:
+                    cuda.syncwarp()  # keeps loads of the next unit, and their registers, behind it
+                    load(at, base, sums, k, unit, lane, x, s)
+                elif unit + 1 < units:
+                    load(at, base, sums, k, unit + 1, lane, next_x, next_s)
+                else:
+                    ahead = min(k + int32(PARTS), k_tiles - 1)
+                    load(at, base, sums, ahead, 0, lane, next_x, next_s)
+                if unit == 0:
+                    wait_copies()
+                    cuda.syncwarp()
+                    ask(ring + free, codes, high, scales, tile, i + (stages - 1), count, lane)
+                multiply(ring + slot, lane, unit, x, s, total)
+                if is_ahead:
+                    take(next_x, next_s, x, s)
+            k += int32(PARTS)
+            slot = advance(slot, stage_bytes, warp_bytes)
+            free = advance(free, stage_bytes, warp_bytes)
+
+    return walk
+
+
+def _make_ask(format: TensorFormat, row_tiles: int) -> Any:
+    """Ask for the i-th tiles of a part where it has them, and close the group of copies."""
+    copy, tile_bytes = tile_functions(format).copy, PAIR_FORMATS[format].tile_bytes
+
+    @device_function
+    def ask(
+        to: Address,
+        codes: Address,
+        high: Address,
+        scales: Address,
+        tile: Array,
+        i: Index,
+        count: Index,
+        lane: Index,
+    ) -> None:
+        if i < count:
+            for m in range(row_tiles):
+                place = tile[m] + i * int32(PARTS)
+                copy(to + uint32(m * tile_bytes), codes, high, scales, place, lane)
+        ptx.close_copies()
+
+    return ask
+
+
+def _make_take(num_words: int, num_group_sums: int) -> Any:
+    """Make the columns that were asked for the present ones."""
+
+    @device_function
+    def take(next_x: Array, next_s: Array, x: Array, s: Array) -> None:
+        for i in range(num_words):
+            x[i] = next_x[i]
+        for i in range(num_group_sums):
+            s[i] = next_s[i]
+
+    return take
 
 
 @device_function
@@ -216,19 +271,10 @@ def advance(slot: Index, step: int, end: int) -> Index:
 
 
 def _make_locate(column_tiles: int) -> Any:
-    """Addresses of the lane's chunk in each column tile, and of the sums of its two columns."""
+    """Offset of the lane's chunk in each column tile; at most 128 columns."""
 
     @device_function
-    def locate(
-        x_at: Array,
-        sum_at: Array,
-        base: Address,
-        sums: Address,
-        k_tiles: Index,
-        k_first: Index,
-        num_columns: Index,
-        lane: Index,
-    ) -> None:
+    def locate(at: Array, k_tiles: Index, num_columns: Index, lane: Index) -> None:
         column = uint32(lane) >> uint32(2)
         quad = uint32(lane) & uint32(3)
         last = uint32(num_columns - 1)
@@ -236,9 +282,8 @@ def _make_locate(column_tiles: int) -> Any:
         for j in range(column_tiles):
             block = ptx.smaller_u32(first + uint32(j), last >> uint32(3))
             inside = ptx.smaller_u32(block * uint32(8) + column, last) & uint32(7)
-            at = uint64(block) * uint64(k_tiles) + uint64(k_first)
-            x_at[j] = base + at * uint64(2048) + uint64(inside * uint32(64) + quad * uint32(16))
-            sum_at[j] = sums + at * uint64(64) + uint64(quad * uint32(8))
+            place = inside * uint32(64) + quad * uint32(16)
+            at[j] = block * uint32(k_tiles) * uint32(2048) + place
 
     return locate
 
@@ -248,17 +293,29 @@ def _make_load_columns(format: TensorFormat, column_tiles: int, unit_slabs: int)
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, unit_slabs)
 
     @device_function
-    def load(x_at: Array, sum_at: Array, k: Index, unit: int, x: Array, s: Array) -> None:
+    def load(
+        at: Array,
+        base: Address,
+        sums: Address,
+        k: Index,
+        unit: int,
+        lane: Index,
+        x: Array,
+        s: Array,
+    ) -> None:
         for j in range(column_tiles):
+            chunk = base + uint64(at[j] + uint32(k) * uint32(2048))
             for w in range(unit_slabs):
                 i = (j * unit_slabs + w) * 4
-                at = x_at[j] + uint64(k) * uint64(2048) + uint64((unit * unit_slabs + w) * 512)
-                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.load_u32x4(at)
+                place = chunk + uint64((unit * unit_slabs + w) * 512)
+                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.load_u32x4(place)
             if has_sums:
+                tile = (at[j] >> uint32(11)) + uint32(k)
+                quad = (uint32(lane) & uint32(3)) * uint32(8)
+                pair = sums + uint64(tile * uint32(64) + quad)
                 for g in range(groups):
                     i = (j * groups + g) * 2
-                    at = sum_at[j] + uint64(k) * uint64(64) + uint64((unit * groups + g) * 32)
-                    s[i], s[i + 1] = ptx.load_f32x2(at)
+                    s[i], s[i + 1] = ptx.load_f32x2(pair + uint64((unit * groups + g) * 32))
 
     return load
 

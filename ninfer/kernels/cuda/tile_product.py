@@ -85,24 +85,14 @@ def tile_grid(row_tiles: int, num_columns: int) -> tuple[int, int, int]:
 @cache
 def make_tile_product(shape: TileShape) -> Kernel:
     """One block for each 128 x 128 products; block (256,)."""
-    format, row_tiles, column_tiles = shape.format, shape.row_tiles, shape.column_tiles
-    tile_bytes, unit_slabs = PAIR_FORMATS[format].tile_bytes, shape.unit_slabs
-    stages, stage_bytes = shape.stages, shape.stage_bytes
-    ring_bytes = stages * stage_bytes
-    column_warps = BLOCK_COLUMN_TILES // column_tiles
-    weight_bytes = BLOCK_TILES * tile_bytes
-    units = 4 // unit_slabs
-    num_words = 4 * column_tiles * unit_slabs
-    num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
+    row_tiles, column_tiles = shape.row_tiles, shape.column_tiles
     num_sums = 4 * row_tiles * column_tiles
+    column_warps = BLOCK_COLUMN_TILES // column_tiles
     stride = row_tiles * TILE_ROWS + 4
     part_bytes = column_tiles * TILE_COLUMNS * stride * 4
-    ask = _make_ask(format)
-    load = _make_load(format, column_tiles, unit_slabs)
-    multiply = make_multiply(format, row_tiles, column_tiles, unit_slabs)
+    walk = _make_walk(shape)
     put_sums = make_put_sums(row_tiles, column_tiles, stride)
     write = _make_write(row_tiles, column_tiles, stride)
-    wait_copies = WAITS[stages]
 
     def tile_product(
         codes: int,
@@ -132,54 +122,89 @@ def make_tile_product(shape: TileShape) -> Kernel:
         tile = min(first_tile + warp, parent_tiles - 1) * k_tiles
         left = min(column_tile + warp, last) * k_tiles
         right = min(column_tile + warp + 8, last) * k_tiles
-        for stage in range(stages - 1):
-            if stage < k_tiles:
-                to = ring + uint32(stage * stage_bytes)
-                ask(to, codes, high, scales, base, sums, tile, left, right, stage, warp, lane)
-            ptx.close_copies()
         total = cuda.local.array(num_sums, float32)
         for i in range(num_sums):
             total[i] = float32(0.0)
-        x = cuda.local.array(num_words, uint32)
-        s = cuda.local.array(num_group_sums, float32)
-        row_warp = warp // column_warps
-        column_warp = warp % column_warps
-        weights_at = uint32(row_warp) * uint32(row_tiles * tile_bytes)
-        columns_at = uint32(column_warp * column_tiles)
-        slot = uint32(0)
-        free = uint32((stages - 1) * stage_bytes)
-        for k in range(k_tiles):
-            wait_copies()
-            cuda.syncthreads()
-            if k + (stages - 1) < k_tiles:
-                ahead = k + (stages - 1)
-                to = ring + free
-                ask(to, codes, high, scales, base, sums, tile, left, right, ahead, warp, lane)
-            ptx.close_copies()
-            for unit in range(units):
-                load(ring + slot + uint32(weight_bytes), columns_at, lane, unit, x, s)
-                multiply(ring + slot + weights_at, lane, unit, x, s, total)
-            slot = advance(slot, stage_bytes, ring_bytes)
-            free = advance(free, stage_bytes, ring_bytes)
+        walk(ring, codes, high, scales, base, sums, tile, left, right, k_tiles, warp, lane, total)
         ptx.wait_copies_0()
         cuda.syncthreads()
         part = ring + uint32(warp) * uint32(part_bytes)
         put_sums(part, lane, total)
         cuda.syncwarp()
-        row = (first_tile + row_warp * row_tiles) * 16 - first_row
-        column = (column_tile + column_warp * column_tiles) * 8
+        row = (first_tile + warp // column_warps * row_tiles) * 16 - first_row
+        column = (column_tile + warp % column_warps * column_tiles) * 8
         write(part, out, row, column, num_rows, num_columns, out_width, first_column, mode)
 
-    name = f"prefill_{format.name.lower()}_{row_tiles * 16}x{column_tiles * 8}_{unit_slabs}"
+    name = f"prefill_{shape.format.name.lower()}_{row_tiles * 16}x{column_tiles * 8}"
     return Kernel(
-        f"{name}_{stages}",
+        f"{name}_{shape.unit_slabs}_{shape.stages}",
         tile_product,
         (Param.ADDRESS,) * 6 + (Param.I32,) * 8,
         threads=WARPS * WARP,
         max_registers=255,
-        dynamic_shared_bytes=max(ring_bytes, WARPS * part_bytes),
+        dynamic_shared_bytes=max(shape.stages * shape.stage_bytes, WARPS * part_bytes),
         min_blocks=1,
     )
+
+
+def _make_walk(shape: TileShape) -> Any:
+    """All of K: one k tile after another out of the ring, the same for all warps."""
+    format, row_tiles, column_tiles = shape.format, shape.row_tiles, shape.column_tiles
+    tile_bytes, unit_slabs = PAIR_FORMATS[format].tile_bytes, shape.unit_slabs
+    stages, stage_bytes = shape.stages, shape.stage_bytes
+    ring_bytes, weight_bytes = stages * stage_bytes, BLOCK_TILES * tile_bytes
+    column_warps = BLOCK_COLUMN_TILES // column_tiles
+    units = 4 // unit_slabs
+    num_words = 4 * column_tiles * unit_slabs
+    num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
+    ask = _make_ask(format)
+    load = _make_load(format, column_tiles, unit_slabs)
+    multiply = make_multiply(format, row_tiles, column_tiles, unit_slabs)
+    wait_copies = WAITS[stages]
+
+    @device_function
+    def walk(
+        ring: Address,
+        codes: Address,
+        high: Address,
+        scales: Address,
+        base: Address,
+        sums: Address,
+        tile: Index,
+        left: Index,
+        right: Index,
+        k_tiles: Index,
+        warp: Index,
+        lane: Index,
+        total: Array,
+    ) -> None:
+        for stage in range(stages - 1):
+            to = ring + uint32(stage * stage_bytes)
+            if stage < k_tiles:
+                ask(to, codes, high, scales, base, sums, tile, left, right, stage, warp, lane)
+            ptx.close_copies()
+        x = cuda.local.array(num_words, uint32)
+        s = cuda.local.array(num_group_sums, float32)
+        weights_at = uint32(warp // column_warps) * uint32(row_tiles * tile_bytes)
+        columns_at = uint32(warp % column_warps * column_tiles)
+        slot = uint32(0)
+        free = uint32((stages - 1) * stage_bytes)
+        for k in range(k_tiles):
+            wait_copies()
+            cuda.syncthreads()
+            ahead = k + (stages - 1)
+            to = ring + free
+            if ahead < k_tiles:
+                ask(to, codes, high, scales, base, sums, tile, left, right, ahead, warp, lane)
+            ptx.close_copies()
+            for unit in range(units):
+                cuda.syncwarp()  # keeps loads of the next unit, and their registers, behind it
+                load(ring + slot + uint32(weight_bytes), columns_at, lane, unit, x, s)
+                multiply(ring + slot + weights_at, lane, unit, x, s, total)
+            slot = advance(slot, stage_bytes, ring_bytes)
+            free = advance(free, stage_bytes, ring_bytes)
+
+    return walk
 
 
 @device_function
