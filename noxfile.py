@@ -76,8 +76,9 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks of the host device."""
-    session.run(PYTHON, "-m", "benchmarks", *session.posargs)
+    """Run a benchmark; ``nox -s bench -- gateway_load 5`` names another one."""
+    name, *arguments = session.posargs or ["host_linear"]
+    session.run(PYTHON, "-m", f"benchmarks.{name}", *arguments)
 
 
 @nox.session
