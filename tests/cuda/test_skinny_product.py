@@ -9,12 +9,15 @@ from ninfer.kernels.cuda import (
     group_products,
     product_output,
     skinny_product,
+    skinny_shape,
+    skinny_walks,
     weight_pairs,
     weight_tiles,
 )
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.skinny_product import Skinny, make_skinny
+from ninfer.kernels.cuda.skinny_product import make_skinny
+from ninfer.kernels.cuda.skinny_shape import Skinny
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
@@ -24,6 +27,8 @@ from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
 MODULES = (
     skinny_product,
+    skinny_shape,
+    skinny_walks,
     group_products,
     weight_tiles,
     weight_pairs,
@@ -51,6 +56,7 @@ def simulate(
     row_tiles: int = 1,
     column_tiles: int = 1,
     stages: int = 3,
+    rings_columns: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Products of rows with columns as the kernel makes them, between guard columns of NaN."""
     weight, columns = pack_weight(format, payload, *shape), pack_columns(words)
@@ -64,7 +70,7 @@ def simulate(
     octets[at_columns : at_columns + columns.size] = columns
     octets[at_out:] = out.view(np.uint8).reshape(-1)
     simulator = WarpSimulator(MODULES, octets)
-    block = Skinny(format, row_tiles, column_tiles, stages, min_blocks=2)
+    block = Skinny(format, row_tiles, column_tiles, stages, 2, rings_columns)
     first_tile, last_tile = rows.start // 16, (rows.stop - 1) // 16
     base = GLOBAL + at_columns
 
@@ -141,7 +147,7 @@ def test_rows_and_columns_of_any_block_have_the_same_bits(format: TensorFormat) 
 
     part = simulate(
         format, payload, (50, 1300), words[:9], rows=slice(21, 43),
-        row_tiles=2, column_tiles=2, stages=4,
+        row_tiles=2, column_tiles=2, stages=4, rings_columns=True,
     )  # fmt: skip
 
     np.testing.assert_array_equal(part, whole[:9, 21:43])

@@ -119,6 +119,28 @@ def _make_end(format: TensorFormat, column_tiles: int) -> Any:
     return end
 
 
+def make_load_stored(format: TensorFormat, column_tiles: int, unit_slabs: int, sums_at: int) -> Any:
+    """Chunks of column tiles of one k tile, and ``sums_at`` bytes on their sums, from a ring."""
+    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, unit_slabs)
+
+    @device_function
+    def load(stored: Address, first: Index, lane: Index, unit: int, x: Array, s: Array) -> None:
+        for j in range(column_tiles):
+            at = stored + (first + uint32(j)) * uint32(2048) + uint32(lane) * uint32(16)
+            for w in range(unit_slabs):
+                i = (j * unit_slabs + w) * 4
+                place = at + uint32((unit * unit_slabs + w) * 512)
+                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
+            if has_sums:
+                at = stored + uint32(sums_at) + (first + uint32(j)) * uint32(64)
+                at += (uint32(lane) & uint32(3)) * uint32(8)
+                for g in range(groups):
+                    i = (j * groups + g) * 2
+                    s[i], s[i + 1] = ptx.shared_f32x2(at + uint32((unit * groups + g) * 32))
+
+    return load
+
+
 def make_put_sums(row_tiles: int, column_tiles: int, stride: int) -> Any:
     """A warp's totals into shared memory, [column][row] with ``stride`` words to a column."""
 

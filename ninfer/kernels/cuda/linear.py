@@ -18,7 +18,8 @@ from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.skinny_product import Skinny, make_skinny
+from ninfer.kernels.cuda.skinny_product import make_skinny
+from ninfer.kernels.cuda.skinny_shape import Skinny
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_grid, tile_shape
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS

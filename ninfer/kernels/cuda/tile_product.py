@@ -19,10 +19,15 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.fragments import TILE_COLUMNS
-from ninfer.kernels.cuda.group_products import make_multiply, make_put_sums, unit_groups
+from ninfer.kernels.cuda.group_products import (
+    make_load_stored,
+    make_multiply,
+    make_put_sums,
+    unit_groups,
+)
 from ninfer.kernels.cuda.launch import WARP, blocks_for
 from ninfer.kernels.cuda.product_output import store_product, warp_index
-from ninfer.kernels.cuda.skinny_product import WAITS, advance
+from ninfer.kernels.cuda.skinny_shape import WAITS, advance
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.kernels.cuda.weight_tiles import tile_functions
@@ -158,7 +163,8 @@ def _make_walk(shape: TileShape) -> Any:
     num_words = 4 * column_tiles * unit_slabs
     num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
     ask = _make_ask(format)
-    load = _make_load(format, column_tiles, unit_slabs)
+    chunks_bytes = BLOCK_COLUMN_TILES * _CHUNK_BYTES
+    load = make_load_stored(format, column_tiles, unit_slabs, chunks_bytes)
     multiply = make_multiply(format, row_tiles, column_tiles, unit_slabs)
     wait_copies = WAITS[stages]
 
@@ -264,29 +270,6 @@ def _make_ask(format: TensorFormat) -> Any:
         ask_columns(to, base, sums, right + k, warp + int32(8), lane)
 
     return ask
-
-
-def _make_load(format: TensorFormat, column_tiles: int, unit_slabs: int) -> Any:
-    """Chunks and sums of a warp's column tiles, from shared memory."""
-    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, unit_slabs)
-    sums_at = BLOCK_COLUMN_TILES * _CHUNK_BYTES
-
-    @device_function
-    def load(stored: Address, first: Index, lane: Index, unit: int, x: Array, s: Array) -> None:
-        for j in range(column_tiles):
-            at = stored + (first + uint32(j)) * uint32(_CHUNK_BYTES) + uint32(lane) * uint32(16)
-            for w in range(unit_slabs):
-                i = (j * unit_slabs + w) * 4
-                place = at + uint32((unit * unit_slabs + w) * 512)
-                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
-            if has_sums:
-                at = stored + uint32(sums_at) + (first + uint32(j)) * uint32(_SUM_BYTES)
-                at += (uint32(lane) & uint32(3)) * uint32(8)
-                for g in range(groups):
-                    i = (j * groups + g) * 2
-                    s[i], s[i + 1] = ptx.shared_f32x2(at + uint32((unit * groups + g) * 32))
-
-    return load
 
 
 def _make_write(row_tiles: int, column_tiles: int, stride: int) -> Any:

@@ -1,0 +1,118 @@
+"""Matrices of the two big models, as a decode round multiplies them, with random content."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu_check import Bench
+from ninfer.cuda.memory import CudaArena
+from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.ops import linear
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+
+Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
+W8, BF16 = TensorFormat.W8, TensorFormat.BF16
+
+POOL_BYTES: Final = 64 << 20
+
+
+class Shape(NamedTuple):
+    """A matrix, and how often a decode round multiplies it; ``is_added`` to the residual."""
+
+    format: TensorFormat
+    rows: int
+    width: int
+    repeats: int
+    is_added: bool = False
+
+
+ROUNDS: Final = {
+    "27B": (
+        Shape(Q4, 4096, 5120, 48),
+        Shape(Q5, 12288, 5120, 48),
+        Shape(BF16, 96, 5120, 48),
+        Shape(Q5, 5120, 6144, 48, True),
+        Shape(Q4, 7168, 5120, 16),
+        Shape(Q5, 7168, 5120, 16),
+        Shape(Q5, 5120, 6144, 16, True),
+        Shape(Q4, 34816, 5120, 64),
+        Shape(Q5, 5120, 17408, 64, True),
+        Shape(Q6, 248320, 5120, 1),
+    ),
+    "35B": (
+        Shape(W8, 12288, 2048, 30),
+        Shape(BF16, 64, 2048, 30),
+        Shape(W8, 2048, 4096, 30, True),
+        Shape(W8, 9216, 2048, 10),
+        Shape(W8, 2048, 4096, 10, True),
+        Shape(BF16, 257, 2048, 40),
+        Shape(W8, 1024, 2048, 40),
+        Shape(W8, 2048, 512, 40),
+        Shape(Q6, 248320, 2048, 1),
+    ),
+}
+
+
+class Weights:
+    """Random matrices: codes of every value, scales near 2^-6."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        halves = bench.rng.integers(0x2000, 0x2800, POOL_BYTES // 16).astype(np.uint16)
+        words = bench.rng.standard_normal(POOL_BYTES // 8).astype(np.float32) * 0.02
+        bf16 = (words.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        octets = bench.rng.integers(0, 256, POOL_BYTES, np.uint8)
+        self._codes = bench.put(octets, DType.U8)
+        self._scales = bench.put(halves.view(np.uint8), DType.U8)
+        self._words = bench.put(bf16.view(np.uint8), DType.U8)
+
+    def make(self, arena: CudaArena, format: TensorFormat, rows: int, width: int) -> Matrix:
+        """Fill one matrix."""
+        layout = WeightLayout(format, rows, width)
+        storage = arena.take((layout.nbytes,), DType.U8)
+        codes = self._words if format is BF16 else self._codes
+        self._fill(storage.rows(0, layout.scale_offset), codes)
+        scales = layout.nbytes - layout.scale_offset
+        self._fill(storage.rows(layout.scale_offset, scales), self._scales)
+        return Matrix(format, storage, rows, width, 0, rows)
+
+    def _fill(self, target: Tensor, pool: Tensor) -> None:
+        for first in range(0, target.nbytes, pool.nbytes):
+            count = min(pool.nbytes, target.nbytes - first)
+            self._bench.stream.copy(target.rows(first, count), pool.rows(0, count))
+
+
+class Operands:
+    """Columns and outputs of every width, made once."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._columns: dict[tuple[int, int], LinearInput] = {}
+        self._outs: dict[tuple[int, int, DType], Tensor] = {}
+
+    def columns(self, count: int, width: int) -> LinearInput:
+        """Random columns."""
+        if (count, width) not in self._columns:
+            block = self._bench.columns(count, width)
+            linear.pack(self._bench.ctx, self._bench.activations(count, width), block)
+            self._columns[count, width] = block
+        return self._columns[count, width]
+
+    def out(self, count: int, rows: int, dtype: DType) -> Tensor:
+        """An output."""
+        key = (count, rows, dtype)
+        if key not in self._outs:
+            self._outs[key] = self._bench.arena.take((count, rows), dtype)
+            self._bench.stream.clear(self._outs[key])
+        return self._outs[key]
+
+    def call(self, weight: Matrix, count: int, is_added: bool) -> None:
+        """One product as a round makes it."""
+        x = self.columns(count, weight.num_columns)
+        if is_added:
+            out = self.out(count, weight.num_rows, DType.BF16)
+            linear.project_add(self._bench.ctx, x, weight, out)
+        else:
+            is_f32 = weight.num_rows in (257, 248320)
+            out = self.out(count, weight.num_rows, DType.F32 if is_f32 else DType.BF16)
+            linear.project(self._bench.ctx, x, weight, out)
