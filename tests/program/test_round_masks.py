@@ -1,6 +1,7 @@
 """Masks of a round: each row's own, restored for free rows, copied only when they change."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -37,12 +38,16 @@ def device() -> Iterator[HostDevice]:
         yield device
 
 
-def make_io(device: HostDevice, stream: Stream) -> RoundIo:
+@contextmanager
+def open_io(device: HostDevice, stream: Stream) -> Iterator[RoundIo]:
+    """A block whose arenas live as long as it is used."""
     arena = device.arena("round", RoundIo.device_bytes(SHAPE))
     pinned = device.pinned_arena("round", RoundIo.pinned_bytes(SHAPE))
     io = RoundIo(arena, pinned, SHAPE)
     io.start(stream)
-    return io
+    yield io
+    pinned.close()
+    arena.close()
 
 
 def row(mask: TokenMask | None) -> DecodeRow:
@@ -57,24 +62,24 @@ def words(mask: TokenMask | None) -> list[int]:
 
 def test_free_rows_need_no_copy_of_masks(device: HostDevice) -> None:
     stream = CountingStream()
-    io = make_io(device, stream)
-    stream.num_uploads = 0
+    with open_io(device, stream) as io:
+        stream.num_uploads = 0
 
-    inputs = io.upload_decode(stream, [row(None), row(None)])
+        inputs = io.upload_decode(stream, [row(None), row(None)])
 
-    assert stream.num_uploads == 1
-    assert host_array(inputs.mask).tolist() == [FREE, FREE]
+        assert stream.num_uploads == 1
+        assert host_array(inputs.mask).tolist() == [FREE, FREE]
 
 
 def test_a_constrained_row_costs_one_copy_and_its_end_another(device: HostDevice) -> None:
     stream = CountingStream()
-    io = make_io(device, stream)
     counts = []
 
-    for masks in ((None, b"\1\0\0\0"), (None, None), (None, None)):
-        stream.num_uploads = 0
-        io.upload_decode(stream, [row(mask) for mask in masks])
-        counts.append(stream.num_uploads)
+    with open_io(device, stream) as io:
+        for masks in ((None, b"\1\0\0\0"), (None, None), (None, None)):
+            stream.num_uploads = 0
+            io.upload_decode(stream, [row(mask) for mask in masks])
+            counts.append(stream.num_uploads)
 
     assert counts == [2, 2, 1]
 
@@ -85,18 +90,17 @@ def test_every_round_finds_the_masks_of_its_own_rows(
     device: HostDevice, rounds: list[list[TokenMask | None]]
 ) -> None:
     stream = CountingStream()
-    io = make_io(device, stream)
 
-    for masks in rounds:
-        inputs = io.upload_decode(stream, [row(mask) for mask in masks])
+    with open_io(device, stream) as io:
+        for masks in rounds:
+            inputs = io.upload_decode(stream, [row(mask) for mask in masks])
 
-        assert host_array(inputs.mask).tolist() == [words(mask) for mask in masks]
+            assert host_array(inputs.mask).tolist() == [words(mask) for mask in masks]
 
 
 @pytest.mark.parametrize("size", [3, 4 * SHAPE.mask_words + 4])
 def test_a_mask_that_is_no_row_is_refused(device: HostDevice, size: int) -> None:
     stream = CountingStream()
-    io = make_io(device, stream)
 
-    with pytest.raises(ShapeError, match="mask"):
+    with open_io(device, stream) as io, pytest.raises(ShapeError, match="mask"):
         io.upload_decode(stream, [row(bytes(size))])
