@@ -5,6 +5,7 @@ read, and followed by end tokens. `pace` is called before every call of the prog
 wait, which is how a test stops the engine in a phase.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -114,6 +115,7 @@ class ScriptedEngine(Engine):
             max_pending=max_pending,
             max_context=max_context,
         )
+        self._process_id = os.getpid()
         self.frontend = golden_frontend(case)
         self.model_id = case
         self.weights_id = "scripted"
