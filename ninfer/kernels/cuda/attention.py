@@ -13,13 +13,15 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_decode import make_merge, make_split
-from ninfer.kernels.cuda.attention_prefill import TILE_QUERIES, make_prefill
+from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
+from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import KvPlanes
 from ninfer.tensor import DType, LinearInput, Tensor
 
-_BLOCKS: Final = 132  # one on each multiprocessor of an H200; right on any other device
+# What fits on the 132 multiprocessors of an H200; right on any other device.
+_BLOCKS: Final = {DType.BF16: 132, DType.I8: 264}
 _HEAD_DIMS: Final = (64, 128, 256)
 _LOG2_E: Final = math.log2(math.e)
 
@@ -55,7 +57,7 @@ def paged_decode(
         stats = partial + 4 * count * places * head_dim
         stream.launch(
             split,
-            (_BLOCKS, 1, 1),
+            (_BLOCKS[kv.keys.dtype], 1, 1),
             (
                 queries.rows(first, count).address,
                 *_plane_addresses(kv),

@@ -21,7 +21,8 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.attention_cache import TILE, make_reader
+from ninfer.kernels.cuda.attention_cache import TILE, bf16_reader
+from ninfer.kernels.cuda.attention_int8 import int8_reader
 from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
@@ -33,7 +34,7 @@ from ninfer.kernels.cuda.fragments import store_chunk
 from ninfer.kernels.cuda.launch import WARP
 
 WARPS: Final = 4
-_STAGES: Final = 3
+_STAGES: Final = {False: 3, True: 2}  # int8 tiles are half as large: two blocks fit
 _UNSEEN: Final = float("-inf")
 
 
@@ -84,54 +85,80 @@ def scale_scores(s: Any, count: Any, lane: Any, factor: Any) -> None:
             s[i] = float32(_UNSEEN)
 
 
-@cache
-def make_split(head_dim: int, is_int8: bool) -> Kernel:
-    """Partial results of all splits; grid (any number,), block (128,).
+def line_bytes_of(head_dim: int) -> int:
+    """Bytes from row to row of the results of a warp; no bank conflicts."""
+    return 4 * (head_dim + 4)
 
-    Args:
-        head_dim: components of a head.
-        is_int8: cache type.
-    """
-    reader = make_reader(head_dim, is_int8)
-    query_words, stage_bytes = reader.query_words, reader.stage_bytes
-    fetch, load_query, scores = reader.fetch, reader.load_query, reader.scores
-    accumulate, component = reader.accumulate, reader.component
-    outputs_per_lane = head_dim // 4
-    merge_at = WARPS * _STAGES * stage_bytes
-    line_bytes = 4 * (head_dim + 4)  # no bank conflicts
-    stats_at = merge_at + WARPS * ROWS * line_bytes
-    shared_bytes = stats_at + WARPS * ROWS * 8
+
+def make_merge_warps(head_dim: int, merge_at: int, stats_at: int) -> Any:
+    """Function that merges a block's results, from shared to scratch memory."""
+    line_bytes = line_bytes_of(head_dim)
 
     @device_function
     def merge_warps(
         base: Any, rows: Any, partial: Any, stats: Any, first_place: Any, num_places: Any
     ) -> None:
         """Merge the block's four results of each row; ``num_places`` places lie between heads."""
-        thread = cuda.threadIdx.x
-        for row in range(rows):
-            at = base + uint32(stats_at) + uint32(row * 8)
+        index = int32(cuda.threadIdx.x)
+        while index < int32(rows) * int32(head_dim // 4):
+            row, piece = index // int32(head_dim // 4), index % int32(head_dim // 4)
+            at = base + uint32(stats_at) + uint32(row) * uint32(8)
             m0, l0 = ptx.shared_f32x2(at)
             m1, l1 = ptx.shared_f32x2(at + uint32(ROWS * 8))
             m2, l2 = ptx.shared_f32x2(at + uint32(2 * ROWS * 8))
             m3, l3 = ptx.shared_f32x2(at + uint32(3 * ROWS * 8))
+            at = base + uint32(merge_at) + uint32(row) * uint32(line_bytes)
+            at += uint32(piece) * uint32(16)
+            a0, a1, a2, a3 = ptx.shared_f32x4(at)
+            b0, b1, b2, b3 = ptx.shared_f32x4(at + uint32(ROWS * line_bytes))
+            c0, c1, c2, c3 = ptx.shared_f32x4(at + uint32(2 * ROWS * line_bytes))
+            d0, d1, d2, d3 = ptx.shared_f32x4(at + uint32(3 * ROWS * line_bytes))
             most = max(max(m0, m1), max(m2, m3))
             w0, w1 = weight_of(m0, most), weight_of(m1, most)
             w2, w3 = weight_of(m2, most), weight_of(m3, most)
             place = uint64(first_place) + uint64(row) * uint64(num_places)
-            i = thread
-            while i < head_dim:
-                at = base + uint32(merge_at) + uint32(row * line_bytes + i * 4)
-                total = w0 * ptx.shared_f32(at)
-                total += w1 * ptx.shared_f32(at + uint32(ROWS * line_bytes))
-                total += w2 * ptx.shared_f32(at + uint32(2 * ROWS * line_bytes))
-                total += w3 * ptx.shared_f32(at + uint32(3 * ROWS * line_bytes))
-                ptx.store_f32(partial + (place * uint64(head_dim) + uint64(i)) * uint64(4), total)
-                i += WARPS * 32
-            if thread == 0:
+            to = partial + (place * uint64(head_dim) + uint64(piece * 4)) * uint64(4)
+            ptx.store_f32x2(
+                to, ((w0 * a0 + w1 * b0) + w2 * c0) + w3 * d0,
+                ((w0 * a1 + w1 * b1) + w2 * c1) + w3 * d1,
+            )  # fmt: skip
+            ptx.store_f32x2(
+                to + uint64(8), ((w0 * a2 + w1 * b2) + w2 * c2) + w3 * d2,
+                ((w0 * a3 + w1 * b3) + w2 * c3) + w3 * d3,
+            )  # fmt: skip
+            if piece == 0:
                 total = w0 * l0 + w1 * l1 + w2 * l2 + w3 * l3
                 ptx.store_f32x2(stats + place * uint64(8), most, total)
+            index += int32(WARPS * 32)
 
-    def split(
+    return merge_warps
+
+
+@cache
+def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
+    head_dim: int, is_int8: bool
+) -> Kernel:
+    """Partial results of all splits; grid (any number,), block (128,).
+
+    Args:
+        head_dim: components of a head.
+        is_int8: cache type.
+    """
+    reader = int8_reader(head_dim) if is_int8 else bf16_reader(head_dim)
+    query_words, stage_bytes = reader.query_words, reader.stage_bytes
+    stages = _STAGES[is_int8]
+    ahead = stages - 1
+    wait_copies = ptx.wait_copies_1 if ahead == 2 else ptx.wait_copies_0
+    fetch, load_query, scores = reader.fetch, reader.load_query, reader.scores
+    accumulate, component = reader.accumulate, reader.component
+    outputs_per_lane = head_dim // 4
+    merge_at = WARPS * stages * stage_bytes
+    line_bytes = line_bytes_of(head_dim)
+    stats_at = merge_at + WARPS * ROWS * line_bytes
+    shared_bytes = stats_at + WARPS * ROWS * 8
+    merge_warps = make_merge_warps(head_dim, merge_at, stats_at)
+
+    def split(  # noqa: C901, PLR0915 - as above
         queries: int,
         keys: int,
         values: int,
@@ -154,7 +181,7 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
         ptx.wait_for_predecessor()
         base = ptx.shared_address(ring)
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
-        own = base + uint32(warp) * uint32(_STAGES * stage_bytes)
+        own = base + uint32(warp) * uint32(stages * stage_bytes)
         passes = (int32(group) + int32(ROWS - 1)) // int32(ROWS)
         num_units = int32(num_kv_heads * passes)
         num_heads = num_kv_heads * group
@@ -166,7 +193,7 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
         load_item, load_column = int32(cuda.blockIdx.x), int32(0)
         load_tile, load_tiles, load_stage = int32(0), int32(0), int32(0)
         load_start, load_length, load_head = int32(0), int32(0), int32(0)
-        load_line = block_table
+        load_line, load_page = block_table, int32(0)
         item, column = int32(cuda.blockIdx.x), int32(0)
         items = column_items(positions, 0, num_columns, num_units)
         load_items = items
@@ -198,7 +225,7 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
             most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
             total0, total1 = float32(0.0), float32(0.0)
             tile = int32(0)
-            while tile < tiles or warm < 2:
+            while tile < tiles or warm < ahead:
                 # Start the copies of the cursor's tile, then move the cursor.
                 while load_column < num_columns and load_tile >= load_tiles:
                     while load_item >= load_items:
@@ -217,15 +244,16 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
                         load_line = block_table + uint64(table_row) * uint64(table_width * 4)
                         load_tile = int32(0)
                         load_item = int32(load_item + cuda.gridDim.x)
-                if warm >= 2:
-                    ptx.wait_copies_1()
+                        load_line += uint64(load_start >> 6) * uint64(4)
+                        load_page = ptx.load_i32(load_line)
+                if warm >= ahead:
+                    wait_copies()
                     cuda.syncwarp()
                 if load_column < num_columns and load_tile < load_tiles:
                     first = load_start + load_tile * int32(64)
-                    page = ptx.load_i32(load_line + uint64(first >> 6) * uint64(4))
-                    cache_row = (uint64(page) * uint64(num_kv_heads) + uint64(load_head)) * uint64(
-                        64
-                    ) + uint64(warp * TILE)
+                    cache_row = (
+                        uint64(load_page) * uint64(num_kv_heads) + uint64(load_head)
+                    ) * uint64(64) + uint64(warp * TILE)
                     fetch(
                         own + uint32(load_stage) * uint32(stage_bytes),
                         keys,
@@ -237,9 +265,11 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
                         lane,
                     )
                     load_tile = int32(load_tile + 1)
+                    if load_tile < load_tiles:
+                        load_page = ptx.load_i32(load_line + uint64(load_tile) * uint64(4))
                 ptx.close_copies()
-                load_stage = int32(load_stage + 1) if load_stage < _STAGES - 1 else int32(0)
-                if warm < 2:
+                load_stage = int32(load_stage + 1) if load_stage < stages - 1 else int32(0)
+                if warm < ahead:
                     warm = int32(warm + 1)
                 else:
                     at_stage = own + uint32(stage) * uint32(stage_bytes)
@@ -254,7 +284,7 @@ def make_split(head_dim: int, is_int8: bool) -> Kernel:
                         o[2 * i] = o[2 * i] * correction0
                         o[2 * i + 1] = o[2 * i + 1] * correction1
                     accumulate(at_stage, s, count, lane, o)
-                    stage = int32(stage + 1) if stage < _STAGES - 1 else int32(0)
+                    stage = int32(stage + 1) if stage < stages - 1 else int32(0)
                     tile = int32(tile + 1)
             if has_work:
                 total0, total1 = over_rows_sum(total0), over_rows_sum(total1)

@@ -21,75 +21,17 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.attention_cache import code_pair
+from ninfer.kernels.cuda.attention_pages import (
+    THREADS,
+    TILE,
+    TILE_QUERIES,
+    make_load_queries,
+    make_load_tile,
+)
 from ninfer.kernels.cuda.device_functions import load_chunk
 from ninfer.kernels.cuda.fragments import store_chunk
-from ninfer.kernels.cuda.launch import WARP
 
-TILE_QUERIES: Final = 128
-
-_WARPS: Final = 8
-_THREADS: Final = _WARPS * WARP
-_TILE: Final = 64
 _UNSEEN: Final = float("-inf")
-
-
-def make_page_loads(head_dim: int, is_int8: bool) -> Any:
-    """Function that brings one page of keys or values of a head into a buffer."""
-    row_bytes = 2 * head_dim
-    pieces = row_bytes // 16
-    groups = head_dim // 64
-    code_pieces = head_dim // 16
-
-    @device_function
-    def load_bf16(buffer: Any, plane: Any, scales: Any, row: Any, count: Any) -> None:
-        source = plane + uint64(row) * uint64(row_bytes)
-        source += uint64(cuda.threadIdx.x) * uint64(16)
-        for i in range(_TILE * pieces // _THREADS):
-            index = uint32(i * _THREADS) + uint32(cuda.threadIdx.x)
-            place, piece = index // uint32(pieces), index % uint32(pieces)
-            size = uint32(16) if int32(place) < int32(count) else uint32(0)
-            swizzled = (piece ^ (place & uint32(7))) << uint32(4)
-            target = uint32(buffer) + place * uint32(row_bytes) + swizzled
-            ptx.copy_async_16(target, source + uint64(i * _THREADS * 16), size)
-
-    @device_function
-    def scaled_pair(pair: Any, scale: Any) -> Any:
-        low = ptx.f32_of_bits(pair << uint32(16)) * scale
-        high = ptx.f32_of_bits(pair & uint32(0xFFFF0000)) * scale
-        return low, high
-
-    @device_function
-    def wide_words(word: Any, scale: Any) -> Any:
-        """Two words of bf16 from four codes, in order."""
-        a, c = scaled_pair(code_pair(word), scale)
-        b, d = scaled_pair(code_pair(word >> uint32(8)), scale)
-        return ptx.bf16x2_of_f32(a, b), ptx.bf16x2_of_f32(c, d)
-
-    @device_function
-    def load_int8(buffer: Any, plane: Any, scales: Any, row: Any, count: Any) -> None:
-        index = uint32(cuda.threadIdx.x)
-        while index < uint32(_TILE * code_pieces):
-            place, piece = index // uint32(code_pieces), index % uint32(code_pieces)
-            a, b, c, d, scale = uint32(0), uint32(0), uint32(0), uint32(0), float32(0.0)
-            if int32(place) < int32(count):
-                at = uint64(row) + uint64(place)
-                a, b, c, d = ptx.load_u32x4(
-                    plane + at * uint64(head_dim) + uint64(piece) * uint64(16)
-                )
-                group = at * uint64(groups) + uint64(piece >> uint32(2))
-                scale = ptx.f32_of_f16(ptx.load_u16(scales + group * uint64(2)))
-            line = uint32(buffer) + place * uint32(row_bytes)
-            w0, w1 = wide_words(a, scale)
-            w2, w3 = wide_words(b, scale)
-            swizzled = ((piece * uint32(2)) ^ (place & uint32(7))) << uint32(4)
-            ptx.put_shared_u32x4(line + swizzled, w0, w1, w2, w3)
-            w0, w1 = wide_words(c, scale)
-            w2, w3 = wide_words(d, scale)
-            ptx.put_shared_u32x4(line + (swizzled ^ uint32(16)), w0, w1, w2, w3)
-            index += uint32(_THREADS)
-
-    return load_int8 if is_int8 else load_bf16
 
 
 def make_products(head_dim: int) -> Any:
@@ -162,7 +104,7 @@ def scale_and_hide(s: Any, factor: Any, first_key: Any, position: Any, lane: Any
     """
     for i in range(32):
         s[i] = s[i] * factor
-    if int32(first_key) + int32(_TILE - 1) > int32(position) - int32(lane >> 2):
+    if int32(first_key) + int32(TILE - 1) > int32(position) - int32(lane >> 2):
         key = int32(first_key) + int32((lane & 3) * 2)
         for i in range(32):
             at = key + int32(i // 4 * 8 + i % 2)
@@ -262,58 +204,22 @@ def make_write(head_dim: int) -> Any:
 
 
 @cache
-def make_prefill(head_dim: int, is_int8: bool) -> Kernel:
+def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
+    head_dim: int, is_int8: bool
+) -> Kernel:
     """Grid (query tiles, heads), block (256,); every thread reaches every barrier."""
     row_bytes = 2 * head_dim
-    plane_bytes = _TILE * row_bytes
+    plane_bytes = TILE * row_bytes
     buffers_at = TILE_QUERIES * row_bytes
     line_bytes = 4 * (head_dim + 4)
     shared_bytes = buffers_at + max(4 * plane_bytes, TILE_QUERIES * line_bytes)
-    pieces = row_bytes // 16
     num_outputs = head_dim // 2
-    load_page = make_page_loads(head_dim, is_int8)
+    load_queries = make_load_queries(head_dim)
+    load_tile = make_load_tile(head_dim, is_int8)
     scores, accumulate = make_products(head_dim)
     write = make_write(head_dim)
 
-    @device_function
-    def load_queries(
-        base: Any, queries: Any, first: Any, num_columns: Any, head: Any, num_heads: Any
-    ) -> None:
-        index = uint32(cuda.threadIdx.x)
-        while index < uint32(TILE_QUERIES * pieces):
-            place, piece = index // uint32(pieces), index % uint32(pieces)
-            column = int32(first) + int32(place)
-            size = uint32(16) if column < num_columns else uint32(0)
-            column = min(column, int32(num_columns) - int32(1))
-            at = uint64(column) * uint64(num_heads) + uint64(head)
-            target = base + place * uint32(row_bytes)
-            target += (piece ^ (place & uint32(7))) << uint32(4)
-            source = queries + at * uint64(row_bytes) + uint64(piece) * uint64(16)
-            ptx.copy_async_16(target, source, size)
-            index += uint32(_THREADS)
-
-    @device_function
-    def load_tile(
-        buffer: Any,
-        keys: Any,
-        values: Any,
-        key_scales: Any,
-        value_scales: Any,
-        block_row: Any,
-        tile: Any,
-        num_kv_heads: Any,
-        kv_head: Any,
-        length: Any,
-    ) -> None:
-        if tile * _TILE < length:
-            page = ptx.load_i32(block_row + uint64(tile) * uint64(4))
-            row = (uint64(page) * uint64(num_kv_heads) + uint64(kv_head)) * uint64(_TILE)
-            count = int32(length) - int32(tile) * int32(_TILE)
-            load_page(buffer, keys, key_scales, row, count)
-            load_page(buffer + uint32(plane_bytes), values, value_scales, row, count)
-        ptx.close_copies()
-
-    def prefill(
+    def prefill(  # noqa: PLR0915 - as above
         queries: int,
         projected: int,
         keys: int,
@@ -360,7 +266,7 @@ def make_prefill(head_dim: int, is_int8: bool) -> Kernel:
         most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
         total0, total1 = float32(0.0), float32(0.0)
         own_queries = shared + uint32(warp) * uint32(16 * row_bytes)
-        tiles = (length + int32(_TILE - 1)) // int32(_TILE)
+        tiles = (length + int32(TILE - 1)) // int32(TILE)
         odd = uint32(0)
         for tile in range(tiles):
             here = buffer + odd * uint32(2 * plane_bytes)
@@ -373,7 +279,7 @@ def make_prefill(head_dim: int, is_int8: bool) -> Kernel:
             ptx.wait_copies_1()
             cuda.syncthreads()
             scores(own_queries, here, lane, s)
-            scale_and_hide(s, factor, tile * _TILE, position, lane)
+            scale_and_hide(s, factor, tile * TILE, position, lane)
             most0, correction0, sum0 = softmax_row(s, 0, most0)
             most1, correction1, sum1 = softmax_row(s, 2, most1)
             total0 = total0 * correction0 + sum0
@@ -406,7 +312,7 @@ def make_prefill(head_dim: int, is_int8: bool) -> Kernel:
         f"attention_prefill_{head_dim}_{'int8' if is_int8 else 'bf16'}",
         prefill,
         params,
-        threads=_THREADS,
+        threads=THREADS,
         max_registers=255,
         dynamic_shared_bytes=shared_bytes,
     )

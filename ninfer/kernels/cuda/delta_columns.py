@@ -14,7 +14,7 @@ import math
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from numba import cuda, float32, int32, uint32, uint64
+from numba import cuda, float32, int32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -81,9 +81,12 @@ def history_address(
     """Address of convolution input ``index`` of a call; before it records, then the window.
 
     Args:
-        projected, window, records: first elements of the sequence's rows.
+        projected: first row of the call.
+        window: first row of the sequence's window.
+        records: first of the sequence's records.
         folded: records that precede the call.
-        row_bytes, channel_bytes: of a projected row, and of its convolved part alone.
+        row_bytes: of a projected row.
+        channel_bytes: of its convolved part.
         index: column, -3 or more.
     """
     if index >= 0:
@@ -202,7 +205,9 @@ def make_unit_head(key_dim: int) -> Any:
 
 
 @cache
-def make_columns(heads: DeltaHeads, is_wide: bool) -> Kernel:
+def make_columns(  # noqa: PLR0915 - three kinds of tasks of one column
+    heads: DeltaHeads, is_wide: bool
+) -> Kernel:
     """Make columns of one sequence; grid (columns, key heads), block (128,); no barrier.
 
     Args:

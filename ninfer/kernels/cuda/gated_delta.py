@@ -1,6 +1,6 @@
 """Gated DeltaNet on CUDA: launchers of decode and prefill.
 
-Decode is two kernels: state (`delta_state`, with its own convolution) and the end of the round
+Decode is two kernels: state (`delta_decode`, with its own convolution) and the end of the round
 (`delta_output`). Prefill goes over its columns in pieces that fit the stream's scratch memory, with
 three kernels each: columns, state, gated norm. Where pieces end changes no bit, because the state
 advances column by column in every case; so a prefill equals any mix of rounds and chunks.
@@ -13,13 +13,10 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
+from ninfer.kernels.cuda.delta_decode import make_decode_state
 from ninfer.kernels.cuda.delta_output import THREADS, make_gated_norm, make_round_end
-from ninfer.kernels.cuda.delta_state import (
-    COLUMNS,
-    make_decode_state,
-    make_prefill_state,
-    num_slices,
-)
+from ninfer.kernels.cuda.delta_prefill import make_prefill_state
+from ninfer.kernels.cuda.delta_step import COLUMNS, num_slices
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import MixerDims, MixerState, MixerWeights
@@ -54,7 +51,7 @@ def decode(
     records = tuple(plane.address for plane in rings)
     stream.launch(
         make_decode_state(heads, ab.dtype is DType.F32),
-        (num_rows, heads.num_value_heads, num_slices(heads)),
+        (num_slices(heads), heads.num_value_heads, num_rows),
         (
             projected.address,
             ab.address,

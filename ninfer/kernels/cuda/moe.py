@@ -13,11 +13,10 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import fragments
+from ninfer.kernels.cuda.expert_columns import GROUP_COLUMNS, WARPS
 from ninfer.kernels.cuda.expert_output import THREADS, make_active, make_combine, make_rank
 from ninfer.kernels.cuda.expert_plan import make_plan, max_entries
 from ninfer.kernels.cuda.expert_product import (
-    GROUP_COLUMNS,
-    WARPS,
     decode_parts,
     make_expert_product,
     row_tiles_of,
