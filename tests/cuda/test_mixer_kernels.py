@@ -1,0 +1,61 @@
+"""Kernels of attention, Gated DeltaNet and experts compile without a device and without spills."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.module import build, complaints
+from ninfer.kernels.cuda.attention_decode import make_merge, make_split
+from ninfer.kernels.cuda.attention_prefill import make_prefill
+from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
+from ninfer.kernels.cuda.delta_decode import make_decode_state
+from ninfer.kernels.cuda.delta_output import make_gated_norm, make_round_end
+from ninfer.kernels.cuda.delta_prefill import make_prefill_state
+from ninfer.kernels.cuda.expert_output import make_active, make_combine, make_rank
+from ninfer.kernels.cuda.expert_plan import make_plan
+from ninfer.kernels.cuda.expert_product import make_expert_product
+from ninfer.tensor import TensorFormat
+
+TINY = DeltaHeads(2, 4, 32, 32)
+REAL = DeltaHeads(16, 48, 128, 128)
+SMALL = [
+    partial(make_merge, 256),
+    partial(make_columns, TINY, False),
+    partial(make_window, TINY),
+    partial(make_gated_norm, TINY),
+    partial(make_round_end, TINY),
+    partial(make_rank, 256),
+    partial(make_plan, 256),
+    make_active,
+    make_combine,
+]
+LARGE = [
+    *(partial(make_split, 256, is_int8) for is_int8 in (False, True)),
+    *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
+    partial(make_columns, REAL, True),
+    partial(make_decode_state, REAL, True),
+    partial(make_prefill_state, REAL),
+    partial(make_decode_state, TINY, False),
+    *(partial(make_expert_product, TensorFormat.Q4, parts, False) for parts in (8, 4, 1)),
+    *(partial(make_expert_product, format, 1, True) for format in TensorFormat.__members__.values()
+      if format not in (TensorFormat.FP32, TensorFormat.I32)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SMALL)
+def test_small_kernels_compile_without_spills(make: Callable[[], Kernel]) -> None:
+    kernel = make()
+
+    assert complaints(kernel, build(kernel, "sm_90").figures) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", LARGE)
+def test_large_kernels_compile_without_spills(make: Callable[[], Kernel]) -> None:
+    kernel = make()
+
+    assert complaints(kernel, build(kernel, "sm_90").figures) == []
