@@ -114,7 +114,7 @@ def bound(values: npt.NDArray[np.float64], x: npt.NDArray[np.float32]) -> npt.ND
         ((16, 128), 1, 1, 1),
         ((40, 1152), 3, 2, 1),
         ((17, 300), 11, 2, 2),
-        ((33, 2050), 26, 1, 4),
+        pytest.param((33, 2050), 26, 1, 4, marks=pytest.mark.slow),
     ],
 )
 def test_kernel_text_multiplies_what_is_stored(

@@ -17,6 +17,7 @@ from tests.support.warp_simulator import GLOBAL, WarpSimulator
 MANY = (*MODULES, tile_product, group_products)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
 def test_kernel_text_multiplies_what_is_stored(format: TensorFormat) -> None:
     rng = np.random.default_rng(1)
