@@ -12,12 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ninfer.cli.termination import Terminated
+
 INTERRUPTED = 130
 TERMINATED = 143
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
 
 
 def entry() -> NoReturn:

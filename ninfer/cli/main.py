@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from ninfer.cli import bench, chat, compile, convert, generate, inspect, score, serve, tokenize
 from ninfer.cli.console import Console
-from ninfer.cli.entry import Terminated
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
+from ninfer.cli.termination import Terminated
 from ninfer.errors import NinferError
 from ninfer.version import __version__
 
