@@ -119,6 +119,8 @@ def _bmp(data: bytes) -> ImageHeader | None:
     if header_bytes < 40:
         return None
     width, height = struct.unpack_from("<ii", data, 18)
+    if width < 0:
+        return None
     return ImageHeader("bmp", width, abs(height))  # A negative height is a top-down picture.
 
 
