@@ -58,8 +58,8 @@ def write_docs(session: nox.Session) -> None:
 
 @nox.session
 def compile_kernels(session: nox.Session) -> None:
-    """Compile every kernel of every registered model for sm_90; spills and budgets fail."""
-    session.run(PYTHON, "-m", "ninfer", "compile", "--all", "--target", "sm_90")
+    """Compile every kernel of the 27B for sm_90; spills and exceeded budgets fail."""
+    session.run(PYTHON, "-m", "ninfer", "compile", "--model-id", "qwen3.6-27b")
 
 
 @nox.session
