@@ -30,6 +30,11 @@ _STAGING_BYTES = 1 << 28
 @cache
 def cuda_device() -> Any:
     """The device of this process."""
+    return open_cuda_device()
+
+
+def open_cuda_device() -> Any:
+    """Open the card once more, for a test that closes its device."""
     from ninfer.cuda.device import CudaDevice
     from ninfer.cuda.module import prebuilt
 
