@@ -107,6 +107,10 @@ class Device(Protocol):
         """Name for people."""
 
     @property
+    def driver_version(self) -> str:
+        """Version of what runs the device, for people."""
+
+    @property
     def activation_dtype(self) -> DType:
         """Element type of the residual stream and of projections."""
 

@@ -8,8 +8,10 @@ what, is not known here.
 
 import hashlib
 import os
+import platform
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -89,6 +91,24 @@ def _fingerprint(reader: ArtifactReader, config: EngineConfig, device: Device) -
             file.seek(start)
             digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
     return f"nf_{digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """What ``--device auto`` would run on, for people."""
+
+    driver: str
+    device: str
+
+
+def device_summary() -> DeviceSummary:
+    """Look at the device that ``auto`` stands for; it is closed again."""
+    try:
+        with _open_cuda(0) as device:
+            return DeviceSummary(device.driver_version, device.name)
+    except DeviceUnavailable as error:
+        host = f"host, {platform.machine()}, {os.cpu_count()} processors"
+        return DeviceSummary(f"none ({error})", host)
 
 
 def open_device(name: str) -> Device:

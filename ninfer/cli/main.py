@@ -6,7 +6,6 @@ This file knows how a process of ours starts and ends and nothing about what the
 
 import argparse
 import json
-import os
 import platform
 import sys
 import traceback
@@ -21,6 +20,7 @@ from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
 from ninfer.cli.termination import Terminated
 from ninfer.errors import NinferError
+from ninfer.model_stack import device_summary
 from ninfer.version import __version__
 
 
@@ -199,6 +199,7 @@ class _Version(argparse.Action):
     ) -> NoReturn:
         print(f"ninfer {__version__}")
         print(f"Python {platform.python_version()}")
-        print("driver: none (this build has no CUDA device)")
-        print(f"device: host, {platform.machine()}, {os.cpu_count()} processors")
+        summary = device_summary()
+        print(f"driver: {summary.driver}")
+        print(f"device: {summary.device}")
         parser.exit()

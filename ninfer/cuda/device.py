@@ -105,6 +105,12 @@ class CudaDevice:
         return self.properties.name
 
     @property
+    def driver_version(self) -> str:
+        """Newest CUDA version the driver knows."""
+        major, minor = divmod(driver.driver_version(), 1000)
+        return f"CUDA {major}.{minor // 10}"
+
+    @property
     def activation_dtype(self) -> DType:
         """Bfloat16; sums are single precision."""
         return DType.BF16

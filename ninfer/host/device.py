@@ -9,6 +9,7 @@ reports it. What the calls compute is the kernels' business.
 import ctypes
 import enum
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
@@ -284,6 +285,11 @@ class HostDevice:
     def num_threads(self) -> int:
         """Threads that share large row-wise work."""
         return self._pool.num_threads
+
+    @property
+    def driver_version(self) -> str:
+        """The operating system."""
+        return platform.platform()
 
     @property
     def activation_dtype(self) -> DType:
