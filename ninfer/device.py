@@ -55,6 +55,9 @@ class Event(Protocol):
 class Graph(Protocol):
     """Recorded work with fixed addresses."""
 
+    def prepare(self) -> None:
+        """Compile and load whatever a launch needs, so that the first one need not."""
+
     def launch(self, stream: "Stream") -> None:
         """Enqueue one replay."""
 

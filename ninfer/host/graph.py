@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from ninfer.device import Stream
 from ninfer.errors import InvariantError
+from ninfer.host.ahead import Call, compile_ahead
+from ninfer.host.bands import BandPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,14 @@ class EnqueuingStream(Protocol):
         """Run or record ``function(*args)``."""
 
 
+def _kernel_call(operation: Operation) -> Call:
+    """The call that reaches the kernel, behind the bands it may be split into."""
+    if getattr(operation.function, "__func__", None) is BandPool.run:
+        kernel, _, _, args = operation.args
+        return kernel, (0, 0, *args)
+    return operation.function, operation.args
+
+
 class HostGraph:
     """Owner of one recording until `close`."""
 
@@ -45,6 +55,10 @@ class HostGraph:
     def num_operations(self) -> int:
         """Calls of one replay."""
         return len(self._operations)
+
+    def prepare(self) -> None:
+        """Compile every kernel that a launch will call, so that the first one need not."""
+        compile_ahead(_kernel_call(operation) for operation in self._operations)
 
     def launch(self, stream: Stream) -> None:
         """Enqueue every call in the recorded order.

@@ -60,14 +60,21 @@ class DecodeRound:
             carve_activations(ctx, model.geometry, rows, workspace)
             for rows in range(1, max_rows + 1)
         )
-        # Once eagerly, on a slot and page that belong to nobody yet: kernels are then compiled and
-        # loaded, which capturing alone would leave to the first round.
-        io.upload_decode(ctx.stream, [_IDLE_ROW])
-        self._enqueue(1)
-        ctx.stream.synchronize()
+        self._warm_up()
         self._graphs: Final = DecodeGraphs(
             ctx.stream, self._enqueue, max_rows, use_graphs=use_graphs
         )
+
+    def _warm_up(self) -> None:
+        """Compile and load everything now, and run it once on what belongs to nobody yet."""
+        self._ctx.stream.begin_capture()
+        self._enqueue(1)
+        graph = self._ctx.stream.end_capture()
+        graph.prepare()
+        graph.close()
+        self._io.upload_decode(self._ctx.stream, [_IDLE_ROW])
+        self._enqueue(1)
+        self._ctx.stream.synchronize()
 
     def run(self, rows: Sequence[DecodeRow]) -> tuple[int, ...]:
         """Run one round and return the token chosen for each row.

@@ -194,9 +194,6 @@ class _Builder:
             num_main_pages=plan.num_main_pages,
             max_fold=extents.num_records,
         )
-        prefill = Prefill(ctx, model, state.counts, io, workspace)
-        # Compiles and loads the prefill kernels; what it writes belongs to nobody yet.
-        prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
         decode = DecodeRound(
             ctx,
             model,
@@ -208,6 +205,9 @@ class _Builder:
             use_graphs=config.use_graphs,
         )
         self._stack.callback(decode.close)
+        prefill = Prefill(ctx, model, state.counts, io, workspace)
+        # Compiles and loads what only prefill needs; what it writes belongs to nobody yet.
+        prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
         # Drawn, not counted or an address: handles of a Program that is gone match no later one.
         stores = PhysicalStores(shape, secrets.randbits(63), io.table_mirror)
         executors = UnitExecutors(

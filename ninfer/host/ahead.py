@@ -1,0 +1,105 @@
+"""Compile the kernels of a recording side by side, on a machine that has not compiled them yet.
+
+    this process      first kernel ->        <- last kernel      a second process
+
+Compilation holds one lock in a process, so a cold start would use one processor. Both processes
+work towards each other through Numba's disk cache: each skips what the other has already put
+there. Where the cache cannot be written, or a second process cannot be had, this process simply
+compiles everything. Run as a program, the module is the second process.
+"""
+
+import importlib
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from numba import typeof
+from numba.core.dispatcher import Dispatcher
+
+WORTH_A_PROCESS: Final = 3
+"""Kernels that must be missing before a second process pays for its start."""
+
+Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel for one set of argument types.
+
+    Attributes:
+        module, name: where the kernel is found.
+        types: Numba types of its arguments.
+    """
+
+    module: str
+    name: str
+    types: tuple[Any, ...]
+
+    def kernel(self) -> Any:
+        """The kernel itself."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def is_on_disk(self) -> bool:
+        """Whether some compilation of the kernel is cached; a stale one only costs time."""
+        folder = Path(self.kernel().stats.cache_path)
+        return any(folder.glob(f"{self.module.rpartition('.')[2]}.{self.name}-*.nbi"))
+
+
+def compile_ahead(calls: Iterable[Call]) -> None:
+    """Make sure that the kernels among these calls are compiled, using two processes if cold."""
+    jobs = {_job(function, args): None for function, args in calls if _is_kernel(function)}
+    missing = [job for job in jobs if not job.is_on_disk()]
+    if len(missing) < WORTH_A_PROCESS:
+        return
+    helper = _start(missing)
+    try:
+        for job in missing:
+            if not job.is_on_disk():
+                job.kernel().compile(job.types)
+    finally:
+        if helper is not None:
+            helper.kill()
+            helper.wait()
+
+
+def _is_kernel(function: Callable[..., object]) -> bool:
+    return isinstance(function, Dispatcher) and function.stats.cache_path is not None
+
+
+def _job(function: Any, args: tuple[Any, ...]) -> Job:
+    kernel = function.py_func
+    return Job(kernel.__module__, kernel.__name__, tuple(typeof(value) for value in args))
+
+
+def _start(jobs: list[Job]) -> "subprocess.Popen[bytes] | None":
+    """Start the second process and tell it what is missing."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):  # It could not start; everything is compiled here.
+            pickle.dump([(job.module, job.name, job.types) for job in jobs], process.stdin)
+            process.stdin.close()
+    return process
+
+
+def _work(jobs: list[Job]) -> None:
+    """Be the second process: from the last kernel to the first."""
+    for job in reversed(jobs):
+        if not job.is_on_disk():
+            job.kernel().compile(job.types)
+
+
+if __name__ == "__main__":
+    _work([Job(*fields) for fields in pickle.load(sys.stdin.buffer)])

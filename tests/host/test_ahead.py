@@ -1,0 +1,68 @@
+"""Kernels of a recording are compiled before its first launch, whoever compiles them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ninfer.host import ahead
+from ninfer.host.ahead import Job, compile_ahead
+from ninfer.kernels.host import norm, pointwise, sampling
+from tests.support.tiny_model import artifact_path
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = """
+import sys
+from ninfer.config import EngineConfig
+from ninfer.host.ahead import Job
+from ninfer.runtime import Engine
+with Engine(sys.argv[1], config=EngineConfig(max_context=256)) as engine:
+    prompt = engine.prepare([{"role": "user", "content": "Name three metals."}])
+    print(engine.chat([{"role": "user", "content": "Name three metals."}]).usage.prompt_tokens)
+names = {"gated_delta": "_advance", "attention": "_attend", "linear": "_project_rows"}
+print(all(Job(f"ninfer.kernels.host.{m}", n, ()).is_on_disk() for m, n in names.items()))
+"""
+
+
+def test_calls_that_are_no_kernels_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_start", lambda jobs: pytest.fail("nothing is missing"))
+
+    compile_ahead([(print, ("x",)), (len, ([],))])
+
+
+def test_every_missing_kernel_is_compiled_even_without_a_second_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[tuple[str, object]] = []
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def compile(self, types: object) -> None:
+            compiled.append((self.name, types))
+
+    monkeypatch.setattr(ahead, "_start", lambda jobs: None)
+    monkeypatch.setattr(Job, "is_on_disk", lambda job: False)
+    monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
+    kernels = [norm._rms_norm, pointwise._swiglu, sampling._count_tokens]
+
+    compile_ahead([(kernel, (1.0,)) for kernel in kernels])
+
+    assert [name for name, _ in compiled] == ["_rms_norm", "_swiglu", "_count_tokens"]
+
+
+@pytest.mark.slow
+def test_cold_start_fills_the_cache_and_answers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(artifact_path("tiny-dense", "bf16"))],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+    )
+
+    assert done.stdout.split() == ["28", "True"]
