@@ -16,15 +16,26 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from numba import typeof
-from numba.core.dispatcher import Dispatcher
+from typing import Any, Final, Protocol, runtime_checkable
 
 WORTH_A_PROCESS: Final = 3
 """Kernels that must be missing before a second process pays for its start."""
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+@runtime_checkable
+class CompiledKernel(Protocol):
+    """What Numba makes of a function; named here so that nothing but a kernel loads the compiler."""
+
+    py_func: Callable[..., object]
+    stats: Any
+
+    def compile(self, sig: Any) -> object:
+        """Compile for these argument types, or load that from disk."""
+
+    def typeof_pyval(self, val: object) -> Any:
+        """Type of one argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +79,14 @@ def compile_ahead(calls: Iterable[Call]) -> None:
 
 
 def _is_kernel(function: Callable[..., object]) -> bool:
-    return isinstance(function, Dispatcher) and function.stats.cache_path is not None
+    return isinstance(function, CompiledKernel) and function.stats.cache_path is not None
 
 
 def _job(function: Any, args: tuple[Any, ...]) -> Job:
     kernel = function.py_func
-    return Job(kernel.__module__, kernel.__name__, tuple(typeof(value) for value in args))
+    return Job(
+        kernel.__module__, kernel.__name__, tuple(function.typeof_pyval(value) for value in args)
+    )
 
 
 def _start(jobs: list[Job]) -> "subprocess.Popen[bytes] | None":
