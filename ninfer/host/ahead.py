@@ -26,7 +26,7 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 @runtime_checkable
 class CompiledKernel(Protocol):
-    """What Numba makes of a function; named here so that nothing but a kernel loads the compiler."""
+    """What Numba makes of a function; named here so that only kernels load the compiler."""
 
     py_func: Callable[..., object]
     stats: Any
@@ -78,7 +78,7 @@ def compile_ahead(calls: Iterable[Call]) -> None:
             helper.wait()
 
 
-def _is_kernel(function: Callable[..., object]) -> bool:
+def _is_kernel(function: object) -> bool:
     return isinstance(function, CompiledKernel) and function.stats.cache_path is not None
 
 
