@@ -9,6 +9,7 @@ compiles everything. Run as a program, the module is the second process.
 """
 
 import importlib
+import os
 import pickle
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def _start(jobs: list[Job]) -> "subprocess.Popen[bytes] | None":
     """Start the second process and tell it what is missing."""
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -105,6 +107,12 @@ def _start(jobs: list[Job]) -> "subprocess.Popen[bytes] | None":
             pickle.dump([(job.module, job.name, job.types) for job in jobs], process.stdin)
             process.stdin.close()
     return process
+
+
+def _import_path() -> list[str]:
+    """Where this very package lies, first: the cache knows kernels by the path of their source."""
+    own = str(Path(__file__).resolve().parents[2])
+    return [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _work(jobs: list[Job]) -> None:
