@@ -36,6 +36,11 @@ class ChatTemplate:
         limits: RenderLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Compile a template.
+
+        Raises:
+            CheckpointError: the source is no template, whatever is wrong with it.
+        """
         self._environment = TemplateEnvironment(limits or RenderLimits(), clock)
         try:
             used = meta.find_undeclared_variables(self._environment.parse(source))
@@ -43,6 +48,12 @@ class ChatTemplate:
         except TemplateError as error:
             raise CheckpointError(
                 f"chat_template.jinja: {error}", field="chat_template.jinja"
+            ) from error
+        except Exception as error:
+            # Source that nests, repeats or counts beyond what the compilers behind take.
+            raise CheckpointError(
+                f"chat_template.jinja: it cannot be compiled ({type(error).__name__})",
+                field="chat_template.jinja",
             ) from error
         self.digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
         self.variables = frozenset(used) - _OWN_VARIABLES - frozenset(self._environment.globals)

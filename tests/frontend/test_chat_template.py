@@ -207,6 +207,24 @@ def test_a_template_that_does_not_compile_is_refused(source: str) -> None:
         ChatTemplate(source)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ " + "not " * 5000 + "1 }}",
+        "{{ 1" + " | string" * 5000 + " }}",
+        "{% for a in b %}" * 60 + "{% endfor %}" * 60,
+        "{% if a %}" * 400 + "{% endif %}" * 400,
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{{ f(a=1, a=2) }}",
+        "{{ " + "9" * 6000 + " }}",
+    ],
+)
+def test_a_template_beyond_what_the_compilers_take_is_refused(source: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        ChatTemplate(source)
+
+
 def test_variables_are_those_a_caller_may_set() -> None:
     template = ChatTemplate("{% if enable_thinking %}{{ messages }}{{ tools }}{% endif %}")
 
