@@ -40,7 +40,8 @@ def checked_number(field_name: str, value: object, low: float, high: float) -> f
         )
     if not low <= value <= high:  # also refuses NaN
         raise RequestError(
-            f"{field_name} is {shown(value)}; allowed is {low:g}..{high:g}", field=field_name
+            f"{field_name} is {shown(value)}; allowed is {number_text(low)}..{number_text(high)}",
+            field=field_name,
         )
     return float(value)
 
@@ -68,6 +69,11 @@ def shown(value: object) -> str:
     """Spell a value for an error message: at most 64 characters, control characters escaped."""
     text = ascii(value)
     return text if len(text) <= 64 else text[:61] + "..."
+
+
+def number_text(value: float) -> str:
+    """Spell a number for people: every digit, no exponent and no ``.0`` for a whole one."""
+    return str(int(value)) if value % 1 == 0 and abs(value) < 1e16 else repr(value)
 
 
 class FinishReason(enum.Enum):

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from ninfer.errors import RequestError
-from ninfer.generation import SamplingParams, shown
+from ninfer.generation import SamplingParams, number_text, shown
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,21 @@ def test_shown_value_is_short_and_printable() -> None:
 
     assert len(text) <= 64
     assert text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (100_000_000, "100000000"),
+        (1e8, "100000000"),
+        (2147483647.0, "2147483647"),
+        (1234567.5, "1234567.5"),
+        (0.001, "0.001"),
+        (-2.0, "-2"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        (1e300, "1e+300"),
+    ],
+)
+def test_a_number_in_a_message_keeps_its_digits(value: float, text: str) -> None:
+    assert number_text(value) == text

@@ -27,6 +27,7 @@ from ninfer.generation import (
     OutputPreview,
     Timings,
     TokenMask,
+    number_text,
 )
 from ninfer.program.contract import Demand
 
@@ -269,7 +270,13 @@ class RequestRecord:
         queue_s = self.request.queue_timeout_s
         whole_s = self.request.request_timeout_s
         if queue_s is not None and age_s > queue_s and (whole_s is None or queue_s <= whole_s):
-            return QueueTimeout(f"the request waited longer than {queue_s:g} s")
+            return QueueTimeout(f"the request waited longer than {_seconds(queue_s)} s")
         if whole_s is not None and age_s > whole_s:
-            return RequestTimeout(f"the request waited longer than its limit of {whole_s:g} s")
+            return RequestTimeout(
+                f"the request waited longer than its limit of {_seconds(whole_s)} s"
+            )
         return None
+
+
+def _seconds(value: float) -> str:
+    return number_text(round(value, 3))

@@ -8,6 +8,7 @@ sections 1, 10 to 13.
 from dataclasses import dataclass
 
 from ninfer.errors import ConfigurationError
+from ninfer.generation import number_text
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -121,4 +122,7 @@ class GatewaySettings:
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(f"{name} is {value:g}; allowed is {low:g}..{high:g}", field=name)
+        raise ConfigurationError(
+            f"{name} is {number_text(value)}; allowed is {number_text(low)}..{number_text(high)}",
+            field=name,
+        )

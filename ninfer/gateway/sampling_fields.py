@@ -10,7 +10,7 @@ from typing import Any
 from ninfer.errors import RequestError
 from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
 from ninfer.gateway.json_fields import Fields
-from ninfer.generation import SamplingParams
+from ninfer.generation import SamplingParams, number_text
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -56,7 +56,7 @@ def read_sampling(fields: Fields, vocabulary: int, *, hottest: float = 2.0) -> S
     repetition = fields.number("repetition_penalty", 0.0, 1e9)
     if repetition is not None and repetition != 1.0:
         raise RequestError(
-            f"repetition_penalty is {repetition:g}; only 1 is supported, use presence_penalty or "
+            f"repetition_penalty is {number_text(repetition)}; only 1 is supported, use presence_penalty or "
             "frequency_penalty",
             code="unsupported_value",
             field=fields.path("repetition_penalty"),

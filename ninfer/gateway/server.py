@@ -27,6 +27,7 @@ from ninfer.gateway.http_server import HttpServer
 from ninfer.gateway.metrics import Metrics
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server_state import ServerMove, ServerState
+from ninfer.generation import number_text
 from ninfer.runtime import Engine, EngineState, Progress
 
 POLL_S: Final = 0.1
@@ -161,8 +162,9 @@ def _wait_and_drain(
 def _drain(gateway: Gateway, engine: Engine, stop: _StopRequests, plan: ServePlan) -> ServeEnd:
     gateway.life.move(ServerMove.DRAIN)
     status = engine.status()
-    plan.announce(f"draining: {status.active} active, at most {plan.settings.shutdown_grace_s:g} s")
-    engine.drain(plan.settings.shutdown_grace_s)
+    grace_s = plan.settings.shutdown_grace_s
+    plan.announce(f"draining: {status.active} active, at most {number_text(grace_s)} s")
+    engine.drain(grace_s)
     is_hurried = False
     while engine.status().state not in (EngineState.STOPPED, EngineState.FAILED):
         if stop.count > 1 and not is_hurried:
