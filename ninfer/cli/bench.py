@@ -72,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup", type=integer, default=1, metavar="N", help="runs before them (default: 1)"
     )
-    parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="form of the output (default: text)",
+    )
     add_engine_options(parser, max_context=4096)
 
 

@@ -14,7 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="artifact file")
     parser.add_argument("--tensors", action="store_true", help="list every object")
     parser.add_argument("--check", action="store_true", help="read the whole file and digest it")
-    parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="form of the output (default: text)",
+    )
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:

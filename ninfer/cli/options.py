@@ -125,16 +125,8 @@ def add_engine_options(
         )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `sampling_params` and `thinking_options` read."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-new",
-        type=integer,
-        default=None,
-        metavar="N",
-        help="output tokens (default: 8192, or what the context leaves)",
-    )
+def add_sampling_values(group: argparse._ArgumentGroup) -> None:
+    """Add the options that are members of `SamplingParams`."""
     group.add_argument(
         "--temperature",
         type=float,
@@ -184,6 +176,19 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="repeatable sampling (default: a fresh seed)",
     )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `sampling_params` and `thinking_options` read."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-new",
+        type=integer,
+        default=None,
+        metavar="N",
+        help="output tokens (default: 8192, or what the context leaves)",
+    )
+    add_sampling_values(group)
     group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
     group.add_argument(
         "--stop", action=Repeated, default=[], metavar="S", help="end before this text; repeatable"

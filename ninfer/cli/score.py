@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stride", type=integer, metavar="N", help="new tokens of a window (default: half)"
     )
-    parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="form of the output (default: text)",
+    )
     add_engine_options(parser, max_context=4096, has_template=False)
 
 

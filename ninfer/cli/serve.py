@@ -3,17 +3,25 @@
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.operator_log import operator_log
-from ninfer.cli.options import Repeated, add_engine_options, engine_config, integer
+from ninfer.cli.options import (
+    Repeated,
+    add_engine_options,
+    add_sampling_values,
+    engine_config,
+    integer,
+)
 from ninfer.cli.request_input import read_text
 from ninfer.config import EngineConfig
 from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
 from ninfer.gateway.server import ServeEnd, ServePlan, serve
+from ninfer.generation import number_text
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, Progress
 
 _logger = logging.getLogger(__name__)
@@ -90,6 +98,7 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
         exits_on_failure=not options.no_exit_on_failure,
         has_media_urls=options.media_urls,
         media_url_hosts=frozenset(options.media_url_allow),
+        media_cache_bytes=options.media_cache_mib * _MIB,
         keeps_billing_header=options.keep_billing_header,
         request_log=options.request_log,
         stats_interval_s=options.stats_s,
@@ -147,29 +156,35 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=integer, default=8000, metavar="N", help="0 takes a free one (default: 8000)"
     )
-    group.add_argument("--http-server", choices=["waitress", "werkzeug"], default="waitress")
     group.add_argument(
-        "--max-concurrency", type=integer, default=1, metavar="N", help="active requests, 1..8"
+        "--http-server",
+        choices=["waitress", "werkzeug"],
+        default="waitress",
+        help="werkzeug is for debugging only (default: waitress)",
     )
-    group.add_argument(
-        "--max-pending", type=integer, default=16, metavar="N", help="waiting requests"
-    )
-    group.add_argument(
-        "--pending-timeout-ms", type=integer, default=30000, metavar="N", help="longest wait"
-    )
-    group.add_argument(
-        "--request-timeout-s", type=float, default=0.0, metavar="S", help="0 is unlimited"
-    )
-    group.add_argument("--heartbeat-s", type=float, default=5.0, metavar="S")
-    group.add_argument("--shutdown-grace-s", type=float, default=30.0, metavar="S")
-    group.add_argument("--stall-timeout-s", type=float, default=60.0, metavar="S")
-    group.add_argument("--stall-client-s", type=float, default=60.0, metavar="S")
+    for name, default, help_text in (
+        ("max-concurrency", 1, "requests that run at a time, 1..8"),
+        ("max-pending", 16, "requests that may wait; one more is refused"),
+        ("pending-timeout-ms", 30000, "longest wait until a request runs, its media included"),
+    ):
+        _add_number(group, name, integer, default, "N", help_text)
+    for name, default_s, help_text in (
+        ("request-timeout-s", 0.0, "longest life of a request; 0 is unlimited"),
+        ("heartbeat-s", 5.0, "quiet time after which a stream sends a comment"),
+        ("shutdown-grace-s", 30.0, "time that running requests have after the first signal"),
+        ("stall-timeout-s", 60.0, "time of one model step after which the server is unready"),
+        ("stall-client-s", 60.0, "time after which a client that does not read is dropped"),
+    ):
+        _add_number(group, name, float, default_s, "S", help_text)
     group.add_argument(
         "--no-exit-on-failure", action="store_true", help="keep answering after the engine failed"
     )
-    group.add_argument("--max-request-mib", type=integer, default=64, metavar="N")
+    _add_number(group, "max-request-mib", integer, 64, "N", "longest request body, 1..1024 MiB")
+    _add_number(
+        group, "media-cache-mib", integer, 256, "N", "decoded images that are kept; 0 keeps none"
+    )
     group.add_argument("--request-log", metavar="FILE", help="JSON lines, no prompts")
-    group.add_argument("--stats-s", type=float, default=10.0, metavar="S")
+    _add_number(group, "stats-s", float, 10.0, "S", "time between throughput lines of the log")
 
 
 def _add_security_options(parser: argparse.ArgumentParser) -> None:
@@ -177,29 +192,67 @@ def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key-file", metavar="FILE", help="one key a line, # comments")
     group.add_argument("--api-key", metavar="KEY", help="visible in the process list")
     group.add_argument("--no-auth", action="store_true", help="let everybody in")
-    group.add_argument("--allowed-host", action=Repeated, default=[], metavar="NAME")
-    group.add_argument("--cors-origin", action=Repeated, default=[], metavar="URL")
+    for name, metavar, help_text in (
+        ("allowed-host", "NAME", "further name of this machine in Host headers; repeatable"),
+        ("cors-origin", "URL", "page that may call from a browser, * is any; repeatable"),
+        ("media-url-allow", "HOST", "fetch images from this host only; repeatable"),
+    ):
+        group.add_argument(
+            f"--{name}", action=Repeated, default=[], metavar=metavar, help=help_text
+        )
     group.add_argument("--metrics-public", action="store_true", help="/metrics without a key")
     group.add_argument("--media-urls", action="store_true", help="fetch images over http(s)")
-    group.add_argument("--media-url-allow", action=Repeated, default=[], metavar="HOST")
 
 
 def _add_default_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("defaults of requests")
-    group.add_argument("--model-alias", action=Repeated, default=[], metavar="NAME")
     group.add_argument(
-        "--default-max-tokens", type=integer, default=DEFAULT_MAX_NEW_TOKENS, metavar="N"
+        "--model-alias",
+        action=Repeated,
+        default=[],
+        metavar="NAME",
+        help="further name of the model; repeatable",
     )
-    group.add_argument("--default-thinking-budget", type=integer, default=None, metavar="N")
+    group.add_argument(
+        "--default-max-tokens",
+        type=integer,
+        default=DEFAULT_MAX_NEW_TOKENS,
+        metavar="N",
+        help=f"output tokens (default: {DEFAULT_MAX_NEW_TOKENS}, or what the context leaves)",
+    )
+    group.add_argument(
+        "--default-thinking-budget",
+        type=integer,
+        default=None,
+        metavar="N",
+        help="tokens the thinking may take (default: no limit)",
+    )
     group.add_argument("--no-thinking", action="store_true", help="think only when asked to")
-    group.add_argument("--preserve-thinking", action="store_true")
+    group.add_argument(
+        "--preserve-thinking", action="store_true", help="keep thinking of earlier turns"
+    )
     group.add_argument("--strict-fields", action="store_true", help="refuse unknown fields")
-    group.add_argument("--keep-billing-header", action="store_true")
-    group.add_argument("--temperature", type=float, default=None, metavar="T")
-    group.add_argument("--top-p", type=float, default=None, metavar="P")
-    group.add_argument("--top-k", type=integer, default=None, metavar="K")
-    group.add_argument("--min-p", type=float, default=None, metavar="P")
-    group.add_argument("--presence-penalty", type=float, default=None, metavar="P")
-    group.add_argument("--frequency-penalty", type=float, default=None, metavar="P")
-    group.add_argument("--seed", type=integer, default=None, metavar="N")
+    group.add_argument(
+        "--keep-billing-header",
+        action="store_true",
+        help="keep a first system line that changes with each request",
+    )
+    add_sampling_values(group)
     group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
+
+
+def _add_number(
+    group: argparse._ArgumentGroup,
+    name: str,
+    kind: Callable[[str], float],
+    default: float,
+    metavar: str,
+    help_text: str,
+) -> None:
+    group.add_argument(
+        f"--{name}",
+        type=kind,
+        default=default,
+        metavar=metavar,
+        help=f"{help_text} (default: {number_text(default)})",
+    )

@@ -23,8 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parse-special", action="store_true", help="read control tokens in --text"
     )
     parser.add_argument("--no-thinking", action="store_true", help="render without thinking")
-    parser.add_argument("--chat-template", metavar="FILE")
-    parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="form of the output (default: text)",
+    )
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:

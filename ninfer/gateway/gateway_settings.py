@@ -61,6 +61,7 @@ class GatewaySettings:
         exits_on_failure: the process ends after the engine failed.
         has_media_urls: media may be fetched over http(s).
         media_url_hosts: hosts media may come from; empty is any public one.
+        media_cache_bytes: decoded images that are kept.
         keeps_billing_header: see the serving contract, section 8.
         request_log: path of the request log.
         stats_interval_s: seconds between ``throughput`` lines of the log.
@@ -91,6 +92,7 @@ class GatewaySettings:
     exits_on_failure: bool = False
     has_media_urls: bool = False
     media_url_hosts: frozenset[str] = frozenset()
+    media_cache_bytes: int = 256 << 20
     keeps_billing_header: bool = False
     request_log: str | None = None
     stats_interval_s: float = 10.0
@@ -98,6 +100,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         _in_range("port", self.port, 0, 65535)
         _in_range("max_request_mib", self.max_request_bytes / (1 << 20), 1, 1024)
+        _in_range("media_cache_mib", self.media_cache_bytes / (1 << 20), 0, 1 << 20)
         _in_range("default_max_tokens", self.default_max_tokens, 0, (1 << 31) - 1)
         for name in ("pending_timeout_s", "heartbeat_s", "stall_timeout_s", "stall_client_s"):
             _in_range(name, getattr(self, name), 0.001, 1e9)

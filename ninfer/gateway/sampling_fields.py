@@ -56,8 +56,8 @@ def read_sampling(fields: Fields, vocabulary: int, *, hottest: float = 2.0) -> S
     repetition = fields.number("repetition_penalty", 0.0, 1e9)
     if repetition is not None and repetition != 1.0:
         raise RequestError(
-            f"repetition_penalty is {number_text(repetition)}; only 1 is supported, use presence_penalty or "
-            "frequency_penalty",
+            f"repetition_penalty is {number_text(repetition)}; only 1 is supported, use "
+            "presence_penalty or frequency_penalty",
             code="unsupported_value",
             field=fields.path("repetition_penalty"),
         )

@@ -94,6 +94,7 @@ def test_key_comes_from_the_environment_without_a_warning() -> None:
         ["--port", "65536"],
         ["--max-request-mib", "0"],
         ["--max-request-mib", "1025"],
+        ["--media-cache-mib", "-1"],
         ["--heartbeat-s", "0"],
         ["--default-thinking-budget", "-1"],
     ],
@@ -101,6 +102,25 @@ def test_key_comes_from_the_environment_without_a_warning() -> None:
 def test_values_out_of_range_are_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigurationError):
         settings(*arguments)
+
+
+def test_refused_value_is_shown_with_its_digits() -> None:
+    with pytest.raises(ConfigurationError, match=r"port is 100000000; allowed is 0\.\.65535"):
+        settings("--port", "100000000")
+
+
+def test_every_option_of_every_command_has_a_help_text() -> None:
+    parser = cli.build_parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+
+    silent = [
+        (name, action.option_strings)
+        for name, command in commands.choices.items()
+        for action in command._actions
+        if not action.help
+    ]
+
+    assert silent == []
 
 
 def test_port_clash_ends_with_1_before_the_model_is_opened() -> None:
