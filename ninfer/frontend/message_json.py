@@ -108,6 +108,15 @@ def _content(
 ) -> str | tuple[Part, ...]:
     content = value.get("content")
     field = f"{path}.content"
+    refusal = _optional_text(value, "refusal", path) if role is Role.ASSISTANT else None
+    if refusal:
+        if content:
+            raise RequestError(
+                f"{path}.refusal and {field} are both given",
+                code="conflicting_parameters",
+                field=f"{path}.refusal",
+            )
+        return refusal
     if content is None:
         if role is Role.ASSISTANT and has_calls:
             return ""

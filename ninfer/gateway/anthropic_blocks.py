@@ -105,7 +105,7 @@ def read_anthropic_conversation(
     reader.read_system(fields, keeps_billing_header=keeps_billing_header)
     reader.notes.note_marker(fields)
     tools = read_tools(fields, reader.notes)
-    turns = _turns(fields)
+    turns = _turns(fields, reader.notes)
     for turn in turns:
         reader.read_turn(turn)
     last = turns[-1]
@@ -191,6 +191,7 @@ class _ConversationReader:
                     calls.append(_call(members))
                 case _:
                     raise _refused_block(members, kind, "an assistant")
+            self.notes.note_leftover(members)
         message = Message(
             Role.ASSISTANT,
             tuple(part for _, part in parts),
@@ -201,11 +202,14 @@ class _ConversationReader:
 
     def _user_part(self, kind: str, members: Fields) -> Part:
         if kind == "text":
-            return TextPart(_required(members, "text"))
-        if kind != "image":
+            part: Part = TextPart(_required(members, "text"))
+        elif kind == "image":
+            self.images.append(_image(members, self.notes))
+            part = MediaPart(MediaKind.IMAGE)
+        else:
             raise _refused_block(members, kind, "a user")
-        self.images.append(_image(members))
-        return MediaPart(MediaKind.IMAGE)
+        self.notes.note_leftover(members)
+        return part
 
     def _add_user(self, path: str, parts: list[tuple[str, Part]]) -> None:
         self._add(Message(Role.USER, tuple(part for _, part in parts)), path, parts)
@@ -221,6 +225,7 @@ class _ConversationReader:
             parts.append((place, self._user_part(kind, inner)))
         if is_error:
             parts.insert(0, (members.path("is_error"), TextPart(_ERROR_MARK)))
+        self.notes.note_leftover(members)
         content = tuple(part for _, part in parts)
         self._add(Message(Role.TOOL, content, tool_call_id=call_id), path, parts)
 
@@ -249,10 +254,12 @@ class _ConversationReader:
         kind, members = self._opened(path, block)
         if kind != "text":
             raise _refused_block(members, kind, "a system text")
-        return path, TextPart(_required(members, "text"))
+        part = TextPart(_required(members, "text"))
+        self.notes.note_leftover(members)
+        return path, part
 
 
-def _turns(fields: Fields) -> list[_Turn]:
+def _turns(fields: Fields, notes: ReadingNotes) -> list[_Turn]:
     messages = fields.items("messages")
     if messages is None:
         raise fields.missing("messages")
@@ -275,6 +282,7 @@ def _turns(fields: Fields) -> list[_Turn]:
         if not members.has("content"):
             raise members.missing("content")
         blocks = _blocks(members.raw("content"), members.path("content"))
+        notes.note_leftover(members)
         is_joined = turns and role is not Role.SYSTEM and turns[-1].role is role
         if not is_joined:
             turns.append(_Turn(role, path))
@@ -304,16 +312,18 @@ def _blocks(value: Any, path: str) -> list[tuple[str, Any]]:
     return [(f"{path}[{index}]", block) for index, block in enumerate(value)]
 
 
-def _image(members: Fields) -> ImageReference:
+def _image(members: Fields, notes: ReadingNotes) -> ImageReference:
     source = members.nested("source")
     if source is None:
         raise members.missing("source")
     match source.choice("type", ("base64", "url", "file")):
-        case "base64":
-            _required(source, "media_type")
-            return ImageReference(source.path("data"), _required(source, "data"), is_url=False)
-        case "url":
-            return ImageReference(source.path("url"), _required(source, "url"), is_url=True)
+        case "base64" | "url" as kind:
+            name = "url" if kind == "url" else "data"
+            if kind == "base64":
+                _required(source, "media_type")
+            text = _required(source, name)
+            notes.note_leftover(source)
+            return ImageReference(source.path(name), text, is_url=kind == "url")
         case "file":
             raise UnsupportedFeature(
                 f"{source.path('type')} is file; there is no store of files here, use base64",

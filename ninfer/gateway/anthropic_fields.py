@@ -99,6 +99,10 @@ class ReadingNotes:
                 field=field,
             )
 
+    def note_leftover(self, owner: Fields) -> None:
+        """List the members of an object that nobody has read."""
+        self.ignored.extend(owner.path(name) for name in owner.unknown() if owner.has(name))
+
 
 def read_model(fields: Fields, loaded: str) -> str:
     """Read the name that the reply echoes; it selects nothing."""

@@ -79,5 +79,5 @@ def _function(tool: Any, path: str, notes: ReadingNotes) -> dict[str, Any]:
     if description is not None:
         function["description"] = description
     function["parameters"] = members.raw("input_schema")
-    notes.ignored.extend(members.path(name) for name in members.unknown())
+    notes.note_leftover(members)
     return {"type": "function", "function": function}

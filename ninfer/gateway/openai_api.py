@@ -15,6 +15,7 @@ from ninfer.frontend.message_json import parse_messages, parse_tools
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.json_fields import Fields
 from ninfer.gateway.media_source import MediaSource
+from ninfer.gateway.message_notes import leftover_members
 from ninfer.gateway.openai_fields import (
     RequestHeaders,
     check_model,
@@ -68,7 +69,7 @@ def translate_chat(
     has_timings = bool(fields.boolean("timings_per_token"))
     cache, session_key = read_cache_members(fields, context, headers)
     prompt = read_prompt_options(fields, settings)
-    conversation = read_conversation(fields, settings)
+    conversation = read_conversation(fields, context, settings)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
     prepared = engine.frontend.prepare(conversation, prompt)
@@ -102,17 +103,21 @@ def translate_chat(
     )
 
 
-def read_conversation(fields: Fields, settings: GatewaySettings) -> Conversation:
+def read_conversation(
+    fields: Fields, context: RequestContext, settings: GatewaySettings
+) -> Conversation:
     """Read ``messages``, ``tools`` and ``tool_choice``; images are acquired and checked.
 
     Raises:
         RequestError: a member is missing or invalid.
-        UnsupportedFeature: a tool choice that would constrain the output.
+        UnsupportedFeature: a tool choice that would constrain the output, or a member of a message
+            that would have to change the prompt.
     """
     if not fields.has("messages"):
         raise fields.missing("messages")
     tools = parse_tools(fields.raw("tools"))
     messages = parse_messages(fields.raw("messages"))
+    context.ignored.extend(leftover_members(fields.raw("messages")))
     MediaSource(settings).chat_images(fields.raw("messages"))
     return Conversation(messages, tools, _tool_choice(fields))
 

@@ -10,6 +10,7 @@ from typing import Final
 from ninfer.errors import RequestError, UnsupportedFeature
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.json_fields import Fields
+from ninfer.gateway.message_notes import BREAKPOINT_LIFETIMES
 from ninfer.gateway.request_context import RequestContext
 from ninfer.generation import CacheMode, shown
 
@@ -120,8 +121,11 @@ def read_cache_members(
         RequestError: a member has the wrong type or value.
     """
     key = fields.text("prompt_cache_key", shortest=1, longest=MAX_CACHE_KEY_CHARACTERS)
-    fields.nested("prompt_cache_options")
-    fields.text("prompt_cache_retention")
+    options = fields.nested("prompt_cache_options")
+    if options is not None:
+        options.choice("mode", ("implicit", "explicit"))
+        options.choice("ttl", BREAKPOINT_LIFETIMES)
+    fields.choice("prompt_cache_retention", ("in_memory", "in-memory", "24h"))
     names = ("prompt_cache_options", "prompt_cache_retention")
     context.ignored.extend(name for name in names if fields.has(name))
     session_id = headers.session_id

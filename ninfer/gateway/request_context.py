@@ -6,12 +6,16 @@ section 2.
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ninfer.gateway.error_responses import Family
 from ninfer.gateway.request_facts import Endpoint
 
+MAX_IGNORED_NAMES = 32
+"""Fields without effect that a reply lists; of further ones it gives the number."""
+
+_INDEX = re.compile(r"\[\d+\]")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -25,7 +29,7 @@ class RequestContext:
         client_request_id: the client's own, if it sent a legal one.
         received_at: clock reading at which the body was complete.
         is_client_gone: asks the server whether the socket is still open.
-        ignored: fields that were accepted without effect, for ``x-ninfer-ignored``.
+        ignored: paths of fields that were accepted without effect, for ``x-ninfer-ignored``.
         is_accepted: the engine accepted the generation request.
         endpoint: which one a generation request came in at.
     """
@@ -47,7 +51,7 @@ class RequestContext:
         if self.client_request_id is not None:
             found["x-client-request-id"] = self.client_request_id
         if self.ignored:
-            found["x-ninfer-ignored"] = ", ".join(_header_safe(name) for name in self.ignored)
+            found["x-ninfer-ignored"] = _ignored_header(self.ignored)
         return found
 
 
@@ -65,6 +69,14 @@ def family_of(path: str) -> Family:
     """Protocol family of a path."""
     is_messages = path == "/v1/messages" or path.startswith("/v1/messages/")
     return Family.ANTHROPIC if is_messages else Family.OPENAI
+
+
+def _ignored_header(paths: Iterable[str]) -> str:
+    """Paths without their indices, each once; a header has no room for endless ones."""
+    names = list(dict.fromkeys(_header_safe(_INDEX.sub("[]", path)) for path in paths))
+    surplus = len(names) - MAX_IGNORED_NAMES
+    more = [f"+{surplus}"] if surplus > 0 else []
+    return ", ".join(names[:MAX_IGNORED_NAMES] + more)
 
 
 def _header_safe(name: str) -> str:

@@ -196,6 +196,30 @@ def test_members_without_effect_are_listed(engine: ScriptedEngine) -> None:
     ]
 
 
+def test_members_of_blocks_without_effect_are_listed(engine: ScriptedEngine) -> None:
+    context = a_context()
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text("ok", extra=2)], "at": 1}
+    asked = body(
+        {**user([text("x", citations=[], nothing=None)]), "id": "m1"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "more": 1}, call]},
+        user([result]),
+        system=[text("s", tone="kind")],
+    )
+
+    read(engine, asked, context=context)
+
+    assert context.headers()["x-ninfer-ignored"].split(", ") == [
+        "system[].tone",
+        "messages[].id",
+        "messages[].content[].citations",
+        "messages[].content[].more",
+        "messages[].content[].caller",
+        "messages[].content[].content[].extra",
+        "messages[].content[].at",
+    ]
+
+
 def test_strict_servers_refuse_unknown_members(engine: ScriptedEngine) -> None:
     with pytest.raises(RequestError) as caught:
         read(engine, body(brand_new=1), settings=GatewaySettings(is_strict=True))

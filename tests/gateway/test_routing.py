@@ -1,5 +1,7 @@
 """Paths, methods, models, health and the page."""
 
+from typing import Any
+
 import pytest
 
 from tests.support.gateway_server import RunningServer
@@ -74,3 +76,91 @@ def test_ignored_fields_are_listed(scripted_server: RunningServer) -> None:
     assert reply.status == 200
     names = set(reply.headers["x-ninfer-ignored"].split(", "))
     assert names == {"user", "store", "made_up", "metadata"}
+
+
+def test_members_inside_messages_without_effect_are_listed(scripted_server: RunningServer) -> None:
+    marked = {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}}
+    messages = [
+        {"role": "user", "content": [marked, {**marked, "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{**called, "extra_content": {"k": 1}}],
+            "annotations": [],
+            "audio": None,
+            "refusal": None,
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "ok", "name": "f"},
+    ]
+
+    reply = scripted_server.chat(messages=messages)
+
+    assert reply.status == 200
+    assert reply.headers["x-ninfer-ignored"].split(", ") == [
+        "messages[].content[].prompt_cache_breakpoint",
+        "messages[].content[].cache_control",
+        "messages[].annotations",
+        "messages[].tool_calls[].extra_content",
+        "messages[].tool_calls[].function.x",
+        "messages[].name",
+    ]
+
+
+def test_endless_ignored_fields_do_not_make_an_endless_header(
+    scripted_server: RunningServer,
+) -> None:
+    members: dict[str, Any] = {f"field_{index}_{'x' * 80}": 1 for index in range(1000)}
+
+    reply = scripted_server.chat("hi", **members)
+
+    assert reply.status == 200
+    assert len(reply.headers["x-ninfer-ignored"]) < 4096
+    assert reply.headers["x-ninfer-ignored"].endswith(", +968")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field"),
+    [
+        ({"audio": {"id": "a"}}, "unsupported_parameter", "messages[1].audio"),
+        ({"function_call": {"name": "f"}}, "unsupported_parameter", "messages[1].function_call"),
+        ({"refusal": "no"}, "conflicting_parameters", "messages[1].refusal"),
+        (
+            {"content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": {}}]},
+            "missing_field",
+            "messages[1].content[0].prompt_cache_breakpoint.mode",
+        ),
+        (
+            {"content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": 1}]},
+            "invalid_type",
+            "messages[1].content[0].prompt_cache_breakpoint",
+        ),
+    ],
+)
+def test_members_of_a_message_that_would_change_the_prompt_are_refused(
+    scripted_server: RunningServer, message: dict[str, object], code: str, field: str
+) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", **message},
+        {"role": "user", "content": "c"},
+    ]
+
+    reply = scripted_server.chat(messages=messages)
+
+    assert (reply.status, reply.code, reply.json["error"]["param"]) == (400, code, field)
+
+
+def test_a_refusal_of_earlier_turns_is_what_the_assistant_said(
+    scripted_server: RunningServer,
+) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "refusal": "I will not."},
+        {"role": "user", "content": "c"},
+    ]
+
+    asked = {"messages": messages, "return_prompt": True}
+    reply = scripted_server.post("/v1/tokenize", asked)
+
+    assert "I will not." in reply.json["prompt"]
