@@ -11,7 +11,6 @@ from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.http_request import current_context
 from ninfer.gateway.json_body import read_object
-from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import answer_generation
 from ninfer.gateway.thinking_signature import ThinkingSigner
 
@@ -21,12 +20,10 @@ def register(app: Flask, gateway: Gateway) -> None:
     signer = ThinkingSigner()
 
     def messages() -> Response:
-        context = current_context()
-        context.endpoint = Endpoint.MESSAGES
         headers = _headers()
         return answer_generation(
             gateway,
-            context,
+            current_context(),
             request.get_data,
             lambda body, engine, facts: translate_messages(
                 body, engine, facts, gateway.settings, headers, signer.sign

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ninfer.gateway.histogram import histogram_family
+from ninfer.gateway.request_facts import NO_DRAFTS
 from ninfer.runtime import Engine, EngineStatus
 from ninfer.version import __version__
 
@@ -63,8 +64,8 @@ def _counters(status: EngineStatus) -> Iterator[Metric]:
         ("reasoning_tokens", "Output tokens inside thinking.", counters.reasoning_tokens),
         ("decode_rounds", "Decode rounds.", counters.decode_rounds),
         ("decode_row_rounds", "Rows of all decode rounds.", counters.decode_row_rounds),
-        ("draft_tokens", "Proposed tokens.", 0),
-        ("draft_tokens_accepted", "Proposed tokens that were kept.", 0),
+        ("draft_tokens", "Proposed tokens.", NO_DRAFTS),
+        ("draft_tokens_accepted", "Proposed tokens that were kept.", NO_DRAFTS),
     ):
         family = CounterMetricFamily(f"ninfer_{name}", help_text)
         family.add_metric([], value)

@@ -26,6 +26,7 @@ from ninfer.gateway.request_context import (
     legal_client_id,
     new_request_id,
 )
+from ninfer.gateway.request_facts import endpoint_of
 from ninfer.gateway.security import (
     check_host,
     check_json_type,
@@ -94,6 +95,7 @@ def _admit(gateway: Gateway) -> Response | None:
         client_request_id=legal_client_id(request.headers.get("x-request-id")),
         received_at=gateway.life.now(),
         is_client_gone=request.environ.get("waitress.client_disconnected", lambda: False),
+        endpoint=endpoint_of(request.method, request.path),
     )
     remember_context(context)
     check_host(request.headers.get("Host"), gateway.settings)

@@ -15,7 +15,13 @@ from prometheus_client.registry import Collector
 
 from ninfer.gateway.engine_metrics import engine_families
 from ninfer.gateway.histogram import SECONDS_BUCKETS, TOKEN_BUCKETS, Histogram
-from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestOutcome
+from ninfer.gateway.request_facts import (
+    Endpoint,
+    RequestEnd,
+    RequestFacts,
+    RequestOutcome,
+    reuse_path,
+)
 from ninfer.gateway.server_state import ServerLife
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -108,8 +114,9 @@ class Metrics(Collector):
         self._tool_calls += len(result.summary.tool_calls)
         for reason in TEXT_REASONS:
             self._fallbacks[reason] += result.summary.tool_notes.get(reason, 0)
-        if usage.cached_tokens == 0:
-            self._lookups["root"] += 1
+        path = reuse_path(usage)
+        if path is not None:
+            self._lookups[path] += 1
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -20,7 +20,6 @@ from ninfer.gateway.openai_api import translate_chat
 from ninfer.gateway.openai_completions import translate_completion
 from ninfer.gateway.openai_fields import RequestHeaders
 from ninfer.gateway.request_context import RequestContext
-from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob, answer_generation
 from ninfer.gateway.tokenize_api import detokenize, tokenize
 from ninfer.runtime import Engine
@@ -33,11 +32,11 @@ Answer = Callable[[dict[str, Any], Engine, RequestContext, GatewaySettings], dic
 
 def register(app: Flask, gateway: Gateway) -> None:
     """Add the routes."""
-    for path, endpoint, translate in (
-        ("/v1/chat/completions", Endpoint.CHAT, translate_chat),
-        ("/v1/completions", Endpoint.COMPLETIONS, translate_completion),
+    for path, translate in (
+        ("/v1/chat/completions", translate_chat),
+        ("/v1/completions", translate_completion),
     ):
-        _add_generation(app, gateway, path, endpoint, translate)
+        _add_generation(app, gateway, path, translate)
     for name, answer in (("tokenize", tokenize), ("detokenize", detokenize)):
         for path in (f"/v1/{name}", f"/{name}"):
             _add_answer(app, gateway, path, answer)
@@ -49,18 +48,14 @@ def register(app: Flask, gateway: Gateway) -> None:
         app.add_url_rule(path, path, _responses, methods=["GET", "POST", "DELETE"])
 
 
-def _add_generation(
-    app: Flask, gateway: Gateway, path: str, endpoint: Endpoint, translate: OpenAiTranslate
-) -> None:
+def _add_generation(app: Flask, gateway: Gateway, path: str, translate: OpenAiTranslate) -> None:
     def view() -> Response:
         headers = RequestHeaders(
             request.headers.get("x-session-id"), request.headers.get("x-ninfer-cache")
         )
-        context = current_context()
-        context.endpoint = endpoint
         return answer_generation(
             gateway,
-            context,
+            current_context(),
             request.get_data,
             lambda body, engine, facts: translate(body, engine, facts, gateway.settings, headers),
         )

@@ -6,9 +6,9 @@ section 13.
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from ninfer.generation import FinishReason, GenerationResult, SamplingParams
+from ninfer.generation import FinishReason, GenerationResult, SamplingParams, Usage
 
 
 class Endpoint(enum.Enum):
@@ -17,6 +17,26 @@ class Endpoint(enum.Enum):
     CHAT = "chat_completions"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
+
+    @property
+    def protocol(self) -> str:
+        """Whose protocol it speaks."""
+        return "anthropic" if self is Endpoint.MESSAGES else "openai"
+
+
+NO_DRAFTS: Final = 0
+"""Proposed tokens of a request, and of the whole engine, while nothing speculates."""
+
+_PATHS: Final = {
+    "/v1/chat/completions": Endpoint.CHAT,
+    "/v1/completions": Endpoint.COMPLETIONS,
+    "/v1/messages": Endpoint.MESSAGES,
+}
+
+
+def endpoint_of(method: str, path: str) -> Endpoint | None:
+    """Where a generation request comes in; None for every other request."""
+    return _PATHS.get(path) if method == "POST" else None
 
 
 class RequestOutcome(enum.Enum):
@@ -93,3 +113,8 @@ def outcome_of(finish: FinishReason) -> RequestOutcome:
             return RequestOutcome.TOOL_CALLS
         case FinishReason.CANCELLED:
             return RequestOutcome.CANCELLED
+
+
+def reuse_path(usage: Usage) -> str | None:
+    """How the prefix of a prompt was found: ``root`` is none, None is not known."""
+    return "root" if usage.cached_tokens == 0 else None

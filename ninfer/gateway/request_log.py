@@ -14,7 +14,14 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestOutcome
+from ninfer.gateway.request_facts import (
+    NO_DRAFTS,
+    Endpoint,
+    RequestEnd,
+    RequestFacts,
+    RequestOutcome,
+    reuse_path,
+)
 from ninfer.generation import GenerationResult
 from ninfer.runtime import Engine, EngineStatus
 from ninfer.version import __version__
@@ -156,6 +163,7 @@ def _facts_json(facts: RequestFacts) -> dict[str, Any]:
     sampling = facts.sampling
     return {
         "endpoint": facts.endpoint.value,
+        "protocol": facts.endpoint.protocol,
         "request_id": facts.request_id,
         "client_request_id": facts.client_request_id,
         "stream": facts.is_stream,
@@ -182,6 +190,9 @@ def _result_json(result: GenerationResult) -> dict[str, Any]:
         "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
+        "reuse_path": reuse_path(usage),
+        "draft_tokens": NO_DRAFTS,
+        "draft_tokens_accepted": NO_DRAFTS,
         "tool_calls": len(result.summary.tool_calls),
         "tool_notes": dict(result.summary.tool_notes),
         "queue_s": round(timings.queue_s, 6),

@@ -119,6 +119,23 @@ def test_markup_that_stays_text_is_counted_by_reason() -> None:
     assert value(found, "tool_call_fallback_total", reason="malformed") == 0
 
 
+def test_refusals_before_the_route_are_counted_too() -> None:
+    body = b'{"messages":[{"role":"user","content":"hi"}]}'
+    with ScriptedEngine(script) as engine, running_server(engine, api_keys=(b"k",)) as server:
+        refused = [
+            server.post("/v1/chat/completions", body),
+            server.post("/v1/messages", body, {"x-api-key": "k", "Content-Type": "text/plain"}),
+            server.post("/v1/chat/completions", body, {"x-api-key": "k", "Host": "evil"}),
+        ]
+        found = samples(server.get("/metrics", {"x-api-key": "k"}))
+
+    assert [reply.status for reply in refused] == [401, 415, 403]
+    assert value(found, "rejections_total", code="invalid_api_key") == 1
+    assert value(found, "rejections_total", code="unsupported_media_type") == 1
+    assert value(found, "rejections_total", code="host_not_allowed") == 1
+    assert value(found, "requests_total", endpoint="messages", outcome="rejected") == 1
+
+
 def test_scrape_of_an_unloaded_server_says_unready() -> None:
     with running_server(None, is_metrics_public=True) as server:
         found = samples(server.get("/metrics"))
@@ -187,6 +204,9 @@ def check_log(events: list[dict[str, Any]], replies: dict[str, list[Reply]]) -> 
                 assert end["prompt_tokens"] == usage["prompt_tokens"]
                 assert end["completion_tokens"] == usage["completion_tokens"]
                 assert end["seed"] == reply.json["ninfer"]["seed"]
+                assert end["cached_tokens"] + end["computed_tokens"] == usage["prompt_tokens"]
+                assert (end["reuse_path"], end["protocol"]) == ("root", "openai")
+                assert (end["draft_tokens"], end["draft_tokens_accepted"]) == (0, 0)
     assert [end["outcome"] for end in ends].count("cancelled") == 1
 
 
