@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.gpu_check import Bench
 from ninfer.cuda.memory import CudaArena
@@ -58,28 +59,29 @@ class Weights:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        halves = bench.rng.integers(0x2000, 0x2800, POOL_BYTES // 16).astype(np.uint16)
         words = bench.rng.standard_normal(POOL_BYTES // 8).astype(np.float32) * 0.02
         bf16 = (words.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-        octets = bench.rng.integers(0, 256, POOL_BYTES, np.uint8)
-        self._codes = bench.put(octets, DType.U8)
-        self._scales = bench.put(halves.view(np.uint8), DType.U8)
-        self._words = bench.put(bf16.view(np.uint8), DType.U8)
+        self._pools = {BF16: bench.put(bf16.view(np.uint8), DType.U8)}
+        for format in Q4, Q5, Q6, W8:
+            self._pools[format] = bench.put(self._records(format), DType.U8)
 
     def make(self, arena: CudaArena, format: TensorFormat, rows: int, width: int) -> Matrix:
         """Fill one matrix."""
-        layout = WeightLayout(format, rows, width)
-        storage = arena.take((layout.nbytes,), DType.U8)
-        codes = self._words if format is BF16 else self._codes
-        self._fill(storage.rows(0, layout.scale_offset), codes)
-        scales = layout.nbytes - layout.scale_offset
-        self._fill(storage.rows(layout.scale_offset, scales), self._scales)
+        storage = arena.take((WeightLayout(format, rows, width).nbytes,), DType.U8)
+        pool = self._pools[format]
+        for first in range(0, storage.nbytes, pool.nbytes):
+            count = min(pool.nbytes, storage.nbytes - first)
+            self._bench.stream.copy(storage.rows(first, count), pool.rows(0, count))
         return Matrix(format, storage, rows, width, 0, rows)
 
-    def _fill(self, target: Tensor, pool: Tensor) -> None:
-        for first in range(0, target.nbytes, pool.nbytes):
-            count = min(pool.nbytes, target.nbytes - first)
-            self._bench.stream.copy(target.rows(first, count), pool.rows(0, count))
+    def _records(self, format: TensorFormat) -> npt.NDArray[np.uint8]:
+        layout = WeightLayout(format, 16, 128)
+        shape = POOL_BYTES // 4 // layout.record_bytes, layout.record_bytes
+        records = self._bench.rng.integers(0, 256, shape, np.uint8)
+        num_scales = (layout.record_bytes - layout.scale_offset) // 2
+        scales = self._bench.rng.integers(0x2000, 0x2800, (shape[0], num_scales)).astype(np.uint16)
+        records[:, layout.scale_offset :] = scales.view(np.uint8)
+        return records.reshape(-1)
 
 
 class Operands:

@@ -28,6 +28,7 @@ from benchmarks.gpu_layers import (
     flop_figure,
     replay_us,
 )
+from benchmarks.gpu_matrices import Weights
 from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
@@ -37,11 +38,10 @@ from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.expert_output import make_active, make_combine, make_rank
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_product import make_expert_product
-from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import attention, gated_delta, linear, moe
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
 from ninfer.ops.kv_cache import PagedKv
-from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
+from ninfer.tensor import DType, Tensor, TensorFormat
 
 ROTATION_BYTES: Final = 300 << 20  # several times the second-level cache
 ARENA_BYTES: Final = 12 << 30
@@ -191,17 +191,10 @@ class Experts:
             GATE_UP_FORMAT: (NUM_EXPERTS * 2 * EXPERT_WIDTH, HIDDEN),
             DOWN_FORMAT: (NUM_EXPERTS * HIDDEN, EXPERT_WIDTH),
         }
-        made = [self._matrix(format, *shape) for format, shape in shapes.items()]
+        weights = Weights(bench)
+        made = [weights.make(layers.arena, format, *shape) for format, shape in shapes.items()]
         self.gate_up, self.down = made
         self.expert_bytes = sum(matrix.storage.nbytes for matrix in made) / NUM_EXPERTS
-
-    def _matrix(self, format: TensorFormat, rows: int, width: int) -> Matrix:
-        layout = WeightLayout(format, rows, width)
-        storage = self.layers.arena.take((layout.nbytes,), DType.U8)
-        self.layers.fill(storage.rows(0, layout.scale_offset))
-        scales = storage.rows(layout.scale_offset, layout.nbytes - layout.scale_offset)
-        self.layers.fill(Tensor(scales.address, DType.F16, (scales.nbytes // 2,)))
-        return Matrix(format, storage, rows, width, 0, rows)
 
     def operands(self, count: int, seed: int) -> tuple[tuple[Any, ...], int]:
         """Columns, choices and the residual of ``count`` tokens; also the distinct experts."""

@@ -31,10 +31,7 @@ def test_repacked_encoding_is_the_documented_layout(
     else:
         geometry = RowSplitGeometry(format, rows, columns)
         planes = [GLOBAL, GLOBAL + geometry.high_offset, GLOBAL + geometry.scale_offset]
-        planes += [
-            address + GLOBAL + at for address in (0, layout.high_offset, layout.scale_offset)
-        ]
-        args = (*planes, rows, layout.k_tiles, tiles)
+        args = (*planes, GLOBAL + at, rows, layout.k_tiles, tiles)
 
     WarpSimulator((weight_repack, product_output), octets, lanes=1).launch(
         make_repack(format), (-(-tiles // TILES), 1, 1), args

@@ -151,6 +151,9 @@ class _Intrinsics:
     def shared_address(self, array: Any) -> Any:
         return np.uint32(array)
 
+    def load_i32(self, address: Any) -> Any:
+        return self._world.load(address, np.int32)
+
     def load_u16(self, address: Any) -> Any:
         return self._world.load(address, np.uint16).astype(np.uint32)
 

@@ -3,7 +3,7 @@
     out[t, :] = bf16(f32(scale) * f32(code))        table in the order of `weight_layout`
 
 One thread decodes one chunk of eight features: 4 to 16 bytes of codes, its high bits and its scale.
-A row's pieces are 64 bytes apart by tiles, which does not matter for the few rows of a call.
+A row's pieces lie in records of half a tile, which does not matter for the few rows of a call.
 """
 
 from functools import cache
@@ -19,6 +19,7 @@ from ninfer.kernels.cuda.device_functions import lower_bf16, store_ragged_value,
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import KernelShapes, blocks_for
 from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import Matrix, Tensor, TensorFormat
 
 _THREADS: Final = 128
@@ -27,14 +28,11 @@ _THREADS: Final = 128
 def gather(stream: CudaStream, table: Matrix, tokens: Tensor, out: Tensor) -> None:
     """Decode ``out[t] = table[tokens[t]]``; a token outside the table traps."""
     layout = WeightLayout(table.format, table.parent_rows, table.num_columns)
-    base = table.storage.address
     stream.launch(
         make_gather(table.format),
         (tokens.size, blocks_for(blocks_for(table.num_columns, CHUNK), _THREADS), 1),
         (
-            base,
-            base + layout.high_offset,
-            base + layout.scale_offset,
+            table.storage.address,
             tokens.address,
             out.address,
             table.num_columns,
@@ -51,10 +49,10 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
 
 
 @device_function
-def _scale(scales: int, tile: Any, place: Any, group: Any, log_groups: Any) -> Any:
-    """Scale of a group of a row; ``place`` is the row inside its tile."""
-    index = (uint64(tile) * uint64(16) + uint64(place)) << uint64(log_groups)
-    return ptx.f32_of_f16(ptx.load_u16(scales + (index + uint64(group)) * uint64(2)))
+def _scale(scales: int, lane: Any, group: Any, log_groups: Any) -> Any:
+    """Scale of a group of the row that a lane holds."""
+    index = ((uint64(lane) >> uint64(2)) << uint64(log_groups)) + uint64(group)
+    return ptx.f32_of_f16(ptx.load_u16(scales + index * uint64(2)))
 
 
 @device_function
@@ -65,13 +63,9 @@ def _nibble(word: Any, place: int, high: Any, offset: Any) -> Any:
 
 
 @device_function
-def _decode_q4(
-    codes: int, high: int, scales: int, tile: Any, place: Any, slab: Any, part: Any
-) -> Any:
-    lane = (uint32(place) & uint32(7)) * uint32(4) + uint32(part)
-    offset = (uint32(place) >> uint32(3)) * uint32(512) + lane * uint32(16) + uint32(slab * 4)
-    word = ptx.load_u32(codes + uint64(tile) * uint64(1024) + uint64(offset))
-    scale = _scale(scales, tile, place, slab >> 1, 1)
+def _decode_q4(record: int, lane: Any, slab: Any) -> Any:
+    word = ptx.load_u32(record + uint64(lane) * uint64(16) + uint64(slab * 4))
+    scale = _scale(record + uint64(512), lane, slab >> 1, 1)
     none = uint32(0)
     return (
         scale * _nibble(word, 0, none, 8),
@@ -86,40 +80,42 @@ def _decode_q4(
 
 
 @device_function
-def _decode_q5(
-    codes: int, high: int, scales: int, tile: Any, place: Any, slab: Any, part: Any
-) -> Any:
-    lane = (uint32(place) & uint32(7)) * uint32(4) + uint32(part)
-    half = uint32(place) >> uint32(3)
-    offset = half * uint32(512) + lane * uint32(16) + uint32(slab * 4)
-    word = ptx.load_u32(codes + uint64(tile) * uint64(1024) + uint64(offset))
-    bits = ptx.load_u32(high + uint64(tile) * uint64(256) + uint64(half * 128 + lane * 4))
-    bits = bits >> uint32(slab * 4)
-    scale = _scale(scales, tile, place, slab >> 1, 1)
+def _five_bits(word: Any, place: int) -> Any:
+    """Code at a bit of a word of five-bit codes, as f32."""
+    return float32(int32((word >> uint32(place)) & uint32(31)) - int32(16))
+
+
+@device_function
+def _decode_q5(record: int, lane: Any, slab: Any) -> Any:
+    at = record + uint64(lane) * uint64(16)
+    a, b, c, d = ptx.load_u32x4(at)
+    word = ptx.load_u32(at + uint64(slab * 4))
+    high = ptx.load_u32(record + uint64(512) + uint64(lane) * uint64(4))
+    last = high >> uint32(slab * 5)
+    if slab == 3:
+        mask = uint32(0x00010001)
+        last = (a >> uint32(15)) & mask | (b >> uint32(14)) & (mask << uint32(1))
+        last |= (c >> uint32(13)) & (mask << uint32(2)) | (d >> uint32(12)) & (mask << uint32(3))
+        last |= (high >> uint32(11)) & (mask << uint32(4))
+    scale = _scale(record + uint64(640), lane, slab >> 1, 1)
     return (
-        scale * _nibble(word, 0, (bits << uint32(4)) & uint32(16), 16),
-        scale * _nibble(word, 1, (bits << uint32(3)) & uint32(16), 16),
-        scale * _nibble(word, 2, (bits << uint32(2)) & uint32(16), 16),
-        scale * _nibble(word, 3, (bits << uint32(1)) & uint32(16), 16),
-        scale * _nibble(word, 4, (bits >> uint32(12)) & uint32(16), 16),
-        scale * _nibble(word, 5, (bits >> uint32(13)) & uint32(16), 16),
-        scale * _nibble(word, 6, (bits >> uint32(14)) & uint32(16), 16),
-        scale * _nibble(word, 7, (bits >> uint32(15)) & uint32(16), 16),
+        scale * _five_bits(word, 0),
+        scale * _five_bits(word, 5),
+        scale * _five_bits(word, 10),
+        scale * _five_bits(last, 0),
+        scale * _five_bits(word, 16),
+        scale * _five_bits(word, 21),
+        scale * _five_bits(word, 26),
+        scale * _five_bits(last, 16),
     )
 
 
 @device_function
-def _decode_q6(
-    codes: int, high: int, scales: int, tile: Any, place: Any, slab: Any, part: Any
-) -> Any:
-    lane = (uint32(place) & uint32(7)) * uint32(4) + uint32(part)
-    half = uint32(place) >> uint32(3)
-    offset = half * uint32(512) + lane * uint32(16) + uint32(slab * 4)
-    word = ptx.load_u32(codes + uint64(tile) * uint64(1024) + uint64(offset))
-    at = half * uint32(256) + lane * uint32(8) + uint32(slab >> 1) * uint32(4)
-    bits = ptx.load_u32(high + uint64(tile) * uint64(512) + uint64(at))
-    bits = bits >> uint32((slab & 1) * 8)
-    scale = _scale(scales, tile, place, slab >> 1, 1)
+def _decode_q6(record: int, lane: Any, slab: Any) -> Any:
+    word = ptx.load_u32(record + uint64(lane) * uint64(16) + uint64(slab * 4))
+    at = uint64(lane) * uint64(8) + uint64(slab >> 1) * uint64(4)
+    bits = ptx.load_u32(record + uint64(512) + at) >> uint32((slab & 1) * 8)
+    scale = _scale(record + uint64(768), lane, slab >> 1, 1)
     return (
         scale * _nibble(word, 0, (bits << uint32(4)) & uint32(48), 32),
         scale * _nibble(word, 1, (bits << uint32(2)) & uint32(48), 32),
@@ -138,14 +134,10 @@ def _signed_byte(word: Any, place: int) -> Any:
 
 
 @device_function
-def _decode_w8(
-    codes: int, high: int, scales: int, tile: Any, place: Any, slab: Any, part: Any
-) -> Any:
-    lane = (uint32(place) & uint32(7)) * uint32(4) + uint32(part)
-    at = uint32(slab >> 1) * uint32(1024) + (uint32(place) >> uint32(3)) * uint32(512)
-    at += lane * uint32(16) + uint32(slab & 1) * uint32(8)
-    a, b = ptx.load_u32x2(codes + uint64(tile) * uint64(2048) + uint64(at))
-    scale = _scale(scales, tile, place, slab, 2)
+def _decode_w8(record: int, lane: Any, slab: Any) -> Any:
+    at = uint64(slab >> 1) * uint64(512) + uint64(lane) * uint64(16) + uint64(slab & 1) * uint64(8)
+    a, b = ptx.load_u32x2(record + at)
+    scale = _scale(record + uint64(1024), lane, slab, 2)
     return (
         scale * _signed_byte(a, 0),
         scale * _signed_byte(a, 1),
@@ -159,13 +151,8 @@ def _decode_w8(
 
 
 @device_function
-def _decode_bf16(
-    codes: int, high: int, scales: int, tile: Any, place: Any, slab: Any, part: Any
-) -> Any:
-    lane = (uint32(place) & uint32(7)) * uint32(4) + uint32(part)
-    at = uint32(slab) * uint32(1024) + (uint32(place) >> uint32(3)) * uint32(512)
-    address = codes + uint64(tile) * uint64(4096) + uint64(at + lane * uint32(16))
-    a, b, c, d = ptx.load_u32x4(address)
+def _decode_bf16(record: int, lane: Any, slab: Any) -> Any:
+    a, b, c, d = ptx.load_u32x4(record + uint64(slab * 512) + uint64(lane) * uint64(16))
     return (
         lower_bf16(a),
         lower_bf16(b),
@@ -191,11 +178,10 @@ _DECODERS: Final[dict[TensorFormat, Any]] = {
 def make_gather(format: TensorFormat) -> Kernel:
     """One thread per chunk of a row; grid (tokens, blocks of chunks), block (128,)."""
     decode = _DECODERS[format]
+    record_bytes = PAIR_FORMATS[format].record_bytes
 
     def gather_row(
-        codes: int,
-        high: int,
-        scales: int,
+        records: int,
         tokens: int,
         out: int,
         width: int,
@@ -214,10 +200,10 @@ def make_gather(format: TensorFormat) -> Kernel:
         elif first < width:
             row = uint32(first_row + token)
             tile = (row >> uint32(4)) * uint32(k_tiles) + (uint32(chunk) >> uint32(4))
-            slab = (chunk >> 2) & 3
-            y0, y1, y2, y3, y4, y5, y6, y7 = decode(
-                codes, high, scales, tile, row & uint32(15), slab, chunk & 3
-            )
+            half = (row >> uint32(3)) & uint32(1)
+            record = records + (uint64(tile) * uint64(2) + uint64(half)) * uint64(record_bytes)
+            lane = (row & uint32(7)) * uint32(4) + uint32(chunk & 3)
+            y0, y1, y2, y3, y4, y5, y6, y7 = decode(record, lane, (chunk >> 2) & 3)
             target = out + uint64(position) * uint64(width) * uint64(2)
             if width & 7 == 0:
                 ptx.store_u32x4(
@@ -237,6 +223,6 @@ def make_gather(format: TensorFormat) -> Kernel:
                 store_ragged_value(target, first + 6, width, y6)
                 store_ragged_value(target, first + 7, width, y7)
 
-    params = (Param.ADDRESS,) * 5 + (Param.I32,) * 4
+    params = (Param.ADDRESS,) * 3 + (Param.I32,) * 4
     name = f"embedding_{format.name.lower()}"
     return Kernel(name, gather_row, params, threads=_THREADS, max_registers=64)

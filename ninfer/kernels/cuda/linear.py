@@ -65,8 +65,6 @@ def make_resident(stream: CudaStream, encoded: Tensor, matrix: Matrix) -> None:
             source + geometry.high_offset,
             source + geometry.scale_offset,
             to,
-            to + layout.high_offset,
-            to + layout.scale_offset,
             rows,
             layout.k_tiles,
             tiles,

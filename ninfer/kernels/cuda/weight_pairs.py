@@ -58,6 +58,11 @@ def _q4_pairs(
 
 
 @device_function
+def _five_bit_pair(word: Word, place: int) -> Word:
+    return (word >> uint32(5 * place)) & uint32(0x001F001F) | uint32(MAGIC)
+
+
+@device_function
 def _q5_pairs(
     l0: Word,
     l1: Word,
@@ -70,16 +75,15 @@ def _q5_pairs(
     lb: Word,
     hb: Word,
 ) -> Any:
-    mask = uint32(0x00100010)
     return (
-        _nibble_pair(l0, 0) | (lb << uint32(4)) & mask,
-        _nibble_pair(h0, 0) | (hb << uint32(4)) & mask,
-        _nibble_pair(l0, 1) | (lb << uint32(3)) & mask,
-        _nibble_pair(h0, 1) | (hb << uint32(3)) & mask,
-        _nibble_pair(l0, 2) | (lb << uint32(2)) & mask,
-        _nibble_pair(h0, 2) | (hb << uint32(2)) & mask,
-        _nibble_pair(l0, 3) | (lb << uint32(1)) & mask,
-        _nibble_pair(h0, 3) | (hb << uint32(1)) & mask,
+        _five_bit_pair(l0, 0),
+        _five_bit_pair(h0, 0),
+        _five_bit_pair(l0, 1),
+        _five_bit_pair(h0, 1),
+        _five_bit_pair(l0, 2),
+        _five_bit_pair(h0, 2),
+        _five_bit_pair(lb, 0),
+        _five_bit_pair(hb, 0),
     )
 
 
@@ -164,12 +168,13 @@ class PairFormat:
     """How a kernel reads tiles of one format.
 
     Attributes:
-        code_bytes, high_bytes, scale_bytes: of a tile of 16 x 128.
+        code_bytes, high_bytes, scale_bytes: of a record, half a tile of 16 x 128.
         slab_words: words of codes that a lane has for one row of one slab.
         unit_slabs: slabs that one 16-byte word of a lane covers.
         group_slabs: slabs that share a scale; 0 for BF16.
         offset: what a stored unit exceeds its code by; 0 when values are signed.
-        slab_pairs: device function (four words of a row, of the row 8 below, high bits of both).
+        slab_pairs: device function (four words of a row, of the row 8 below, high bits of both;
+            for Q5 those are the last pairs of the slab).
     """
 
     code_bytes: int
@@ -182,9 +187,14 @@ class PairFormat:
     slab_pairs: Callable[..., Any]
 
     @property
-    def tile_bytes(self) -> int:
-        """Bytes of all planes of a tile."""
+    def record_bytes(self) -> int:
+        """Bytes of half a tile."""
         return self.code_bytes + self.high_bytes + self.scale_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        return 2 * self.record_bytes
 
 
 def _format(

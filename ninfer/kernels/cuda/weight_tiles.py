@@ -1,8 +1,8 @@
-"""Weight tiles on their way through shared memory: global planes -> ring -> a lane's operands.
+"""Weight tiles on their way through shared memory: global records -> ring -> a lane's operands.
 
-A tile of 16 x 128 lies in a ring as its planes lie in `weight_layout`, one behind the other: codes,
-high bits, scales. The functions of one format are made together; they work on local arrays that the
-kernel owns, which stay in registers because every index is a constant once loops are unrolled.
+A tile of 16 x 128 lies in a ring as it lies in global memory (`weight_layout`). The functions of
+one format are made together; they work on local arrays that the kernel owns, which stay in
+registers because every index is a constant once loops are unrolled.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,8 @@ class TileFunctions:
     """Device functions of one format.
 
     Attributes:
-        copy: (ring, codes, high, scales, tile, lane): ask for one tile.
+        copy: (ring, codes, high, scales, tile, lane): ask for one tile; ``high`` and ``scales``
+            are not looked at, as tiles hold their own.
         load_codes: (stored, lane, slab, words): the 16-byte words of both rows that hold a slab.
         load_scales: (stored, lane, extra): words of scales of both rows into ``extra[4:8]``.
         load_high: (stored, lane, extra): words of high bits of both rows into ``extra[0:4]``.
@@ -57,43 +58,35 @@ def tile_functions(format: TensorFormat) -> TileFunctions:
 
 
 def _make_copy(format: TensorFormat) -> Any:
-    layout = PAIR_FORMATS[format]
-    code_bytes, high_bytes, scale_bytes = layout.code_bytes, layout.high_bytes, layout.scale_bytes
-    code_steps = code_bytes // 512
+    tile_bytes = PAIR_FORMATS[format].tile_bytes
+    steps, rest = tile_bytes // 512, tile_bytes % 512
 
     @device_function
     def copy(
         ring: Address, codes: Address, high: Address, scales: Address, tile: Index, lane: Index
     ) -> None:
         to = ring + uint32(lane) * uint32(16)
-        place = uint64(lane) * uint64(16)
-        source = codes + uint64(tile) * uint64(code_bytes) + place
-        for step in range(code_steps):
+        source = codes + uint64(tile) * uint64(tile_bytes) + uint64(lane) * uint64(16)
+        for step in range(steps):
             ptx.copy_async_16(to + uint32(step * 512), source + uint64(step * 512), uint32(16))
-        if high_bytes > 0:
+        if rest > 0:
             ptx.copy_async_16_if(
-                to + uint32(code_bytes),
-                high + uint64(tile) * uint64(high_bytes) + place,
-                uint32(lane < high_bytes // 16),
-            )
-        if scale_bytes > 0:
-            ptx.copy_async_16_if(
-                to + uint32(code_bytes + high_bytes),
-                scales + uint64(tile) * uint64(scale_bytes) + place,
-                uint32(lane < scale_bytes // 16),
+                to + uint32(steps * 512),
+                source + uint64(steps * 512),
+                uint32(lane < rest // 16),
             )
 
     return copy
 
 
 def _make_load_codes(format: TensorFormat) -> Any:
-    unit_slabs = PAIR_FORMATS[format].unit_slabs
+    unit_slabs, record = PAIR_FORMATS[format].unit_slabs, PAIR_FORMATS[format].record_bytes
 
     @device_function
     def load_codes(stored: Address, lane: Index, slab: int, words: Array) -> None:
-        at = stored + uint32(slab // unit_slabs * 1024) + uint32(lane) * uint32(16)
+        at = stored + uint32(slab // unit_slabs * 512) + uint32(lane) * uint32(16)
         words[0], words[1], words[2], words[3] = ptx.shared_u32x4(at)
-        words[4], words[5], words[6], words[7] = ptx.shared_u32x4(at + uint32(512))
+        words[4], words[5], words[6], words[7] = ptx.shared_u32x4(at + uint32(record))
 
     return load_codes
 
@@ -101,50 +94,66 @@ def _make_load_codes(format: TensorFormat) -> Any:
 def _make_load_scales(format: TensorFormat) -> Any:
     layout = PAIR_FORMATS[format]
     scale_bytes, offset = layout.scale_bytes, layout.code_bytes + layout.high_bytes
+    record = layout.record_bytes
 
     @device_function
     def load_scales(stored: Address, lane: Index, extra: Array) -> None:
         row = uint32(lane) >> uint32(2)
+        if scale_bytes == 32:
+            at = stored + uint32(offset) + row * uint32(4)
+            extra[4] = ptx.shared_u32(at)
+            extra[6] = ptx.shared_u32(at + uint32(record))
         if scale_bytes == 64:
-            extra[4] = ptx.shared_u32(stored + uint32(offset) + row * uint32(4))
-            extra[6] = ptx.shared_u32(stored + uint32(offset + 32) + row * uint32(4))
-        if scale_bytes == 128:
-            extra[4], extra[5] = ptx.shared_u32x2(stored + uint32(offset) + row * uint32(8))
-            extra[6], extra[7] = ptx.shared_u32x2(stored + uint32(offset + 64) + row * uint32(8))
+            at = stored + uint32(offset) + row * uint32(8)
+            extra[4], extra[5] = ptx.shared_u32x2(at)
+            extra[6], extra[7] = ptx.shared_u32x2(at + uint32(record))
 
     return load_scales
 
 
 def _make_load_high(format: TensorFormat) -> Any:
     layout = PAIR_FORMATS[format]
-    code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
+    code_bytes, high_bytes, record = layout.code_bytes, layout.high_bytes, layout.record_bytes
 
     @device_function
     def load_high(stored: Address, lane: Index, extra: Array) -> None:
-        if high_bytes == 256:
+        if high_bytes == 128:
             at = stored + uint32(code_bytes) + uint32(lane) * uint32(4)
             extra[0] = ptx.shared_u32(at)
-            extra[2] = ptx.shared_u32(at + uint32(128))
-        if high_bytes == 512:
+            extra[2] = ptx.shared_u32(at + uint32(record))
+        if high_bytes == 256:
             at = stored + uint32(code_bytes) + uint32(lane) * uint32(8)
             extra[0], extra[1] = ptx.shared_u32x2(at)
-            extra[2], extra[3] = ptx.shared_u32x2(at + uint32(256))
+            extra[2], extra[3] = ptx.shared_u32x2(at + uint32(record))
 
     return load_high
+
+
+@device_function
+def _last_pair(words: Array, first: int, high: Any) -> Any:
+    """The last pair of slab 3 of Q5, from the bits that other pairs leave."""
+    mask = uint32(0x00010001)
+    pair = (words[first] >> uint32(15)) & mask
+    pair |= (words[first + 1] >> uint32(14)) & (mask << uint32(1))
+    pair |= (words[first + 2] >> uint32(13)) & (mask << uint32(2))
+    pair |= (words[first + 3] >> uint32(12)) & (mask << uint32(3))
+    return pair | (high >> uint32(11)) & (mask << uint32(4))
 
 
 def _make_pairs(format: TensorFormat) -> Any:
     layout = PAIR_FORMATS[format]
     high_bytes, slab_words, unit_slabs = layout.high_bytes, layout.slab_words, layout.unit_slabs
     slab_pairs = layout.slab_pairs
-    bits = high_bytes // 256  # of each code: 1, 2, or none
+    bits = high_bytes // 128  # of each code: 1, 2, or none
 
     @device_function
     def pairs(words: Array, extra: Array, slab: int, a: Array) -> None:
         i = slab % unit_slabs * slab_words
         upper, lower = uint32(0), uint32(0)
-        if bits == 1:
-            upper, lower = extra[0] >> uint32(4 * slab), extra[2] >> uint32(4 * slab)
+        if bits == 1 and slab < 3:
+            upper, lower = extra[0] >> uint32(5 * slab), extra[2] >> uint32(5 * slab)
+        if bits == 1 and slab == 3:
+            upper, lower = _last_pair(words, 0, extra[0]), _last_pair(words, 4, extra[2])
         if bits == 2:
             shift = uint32(slab % 2 * 8)
             upper, lower = extra[slab // 2] >> shift, extra[2 + slab // 2] >> shift
