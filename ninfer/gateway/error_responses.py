@@ -81,6 +81,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = dict.fromkeys(_BAD_REQUEST_CODES, _BAD
     "unsupported_endpoint": ErrorRow(404, _INVALID, 404, "not_found_error"),
     "model_not_found": ErrorRow(404, _INVALID, 404, "not_found_error"),
     "method_not_allowed": ErrorRow(405, _INVALID, 405, _INVALID),
+    "request_incomplete": ErrorRow(408, _INVALID, 408, _INVALID),
     "request_too_large": ErrorRow(413, _INVALID, 413, "request_too_large"),
     "header_too_large": ErrorRow(431, _INVALID, 431, _INVALID),
     "unsupported_media_type": ErrorRow(415, _INVALID, 415, _INVALID),

@@ -19,6 +19,7 @@ from waitress.server import create_server
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.gateway_settings import EXTRA_THREADS, HEADER_LIMIT_BYTES
 from ninfer.gateway.http_channel import channel_class
+from ninfer.gateway.http_intake import IntakeLimits
 
 CHANNEL_TIMEOUT_S: Final = 120
 CONNECTION_LIMIT: Final = 512
@@ -42,8 +43,22 @@ class HttpServer:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, application: WsgiApplication, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        application: WsgiApplication,
+        gateway: Gateway,
+        intake: IntakeLimits | None = None,
+    ) -> None:
+        """Bind; see the class.
+
+        Args:
+            application: answers the requests.
+            gateway: state and settings.
+            intake: None holds one body of the longest kind for each request thread.
+        """
         settings = gateway.settings
+        threads = gateway.slots.limit + EXTRA_THREADS
+        intake = intake or IntakeLimits(held_bytes=threads * settings.max_request_bytes)
         self._socket = _bound(settings.host, settings.port)
         self.host = settings.host
         self.port: int = self._socket.getsockname()[1]
@@ -52,7 +67,7 @@ class HttpServer:
             self._server = create_server(
                 application,
                 sockets=[self._socket],
-                threads=gateway.slots.limit + EXTRA_THREADS,
+                threads=threads,
                 channel_request_lookahead=1,
                 outbuf_high_watermark=OUTPUT_WATERMARK_BYTES,
                 # waitress refuses a body of exactly its limit; ours is still accepted.
@@ -66,7 +81,7 @@ class HttpServer:
                 ident=None,
                 expose_tracebacks=False,
             )
-        self._server.channel_class = channel_class(gateway.life, settings.stall_client_s)
+        self._server.channel_class = channel_class(gateway, intake)
         self._is_closing = threading.Event()
         self._loop = threading.Thread(target=self._run_loop, name="ninfer-http", daemon=True)
         self._is_closed = False

@@ -91,6 +91,7 @@ def test_table_has_no_row_that_nobody_knows() -> None:
         "invalid_tool_history",
         "invalid_token_id",
         "invalid_http",
+        "request_incomplete",
         "unsupported_endpoint",
         "header_too_large",
         "unsupported_transfer_encoding",

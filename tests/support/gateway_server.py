@@ -14,6 +14,7 @@ from ninfer.gateway.gateway import Gateway, build_gateway
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.health import unready_reason
 from ninfer.gateway.http_app import create_app
+from ninfer.gateway.http_intake import IntakeLimits
 from ninfer.gateway.http_server import HttpServer
 from ninfer.gateway.metrics import Metrics
 from ninfer.gateway.request_facts import RequestObserver
@@ -129,6 +130,7 @@ def running_server(
     *,
     observers: tuple[RequestObserver, ...] = (),
     config: EngineConfig = TINY_CONFIG,
+    intake: IntakeLimits | None = None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve an engine on a free port; without one the server stays in its loading state."""
@@ -142,7 +144,7 @@ def running_server(
     metrics.attach(gateway.life, lambda: unready_reason(gateway))
     if engine is not None:
         gateway.life.note_loaded(engine)
-    with HttpServer(create_app(gateway, metrics), gateway) as server:
+    with HttpServer(create_app(gateway, metrics), gateway, intake) as server:
         yield RunningServer(gateway, server)
 
 
