@@ -10,13 +10,16 @@ from typing import Final, Self
 from ninfer.cuda import driver
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.memory import CudaArena, device_arena, pinned_arena
-from ninfer.cuda.module import TARGETS, KernelCache, default_folder
+from ninfer.cuda.module import TARGETS, WARPGROUP_TARGET, KernelCache, default_folder
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import DeviceUnavailable, InvariantError, NinferError, OutOfDeviceMemory
 from ninfer.tensor import DType
 
 SCRATCH_BYTES: Final = 96 << 20
 """Scratch memory of each stream: an expert layer's products of 1,024 tokens."""
+
+WIDE_SCRATCH_BYTES: Final = 384 << 20
+"""The same where there are warpgroups: the largest matrix of a layer in bf16, 4,096 columns."""
 
 _STATIC_SHARED_BYTES: Final = 48 * 1024  # above this a function must opt in
 _PROGRAMMATIC_CC: Final = (9, 0)
@@ -125,6 +128,16 @@ class CudaDevice:
         """Whether a kernel may start before its predecessor has ended."""
         return self.properties.compute_capability >= _PROGRAMMATIC_CC
 
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether kernels may use warpgroup instructions."""
+        return self.target == WARPGROUP_TARGET
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Streaming multiprocessors."""
+        return self.properties.num_multiprocessors
+
     def bind(self) -> None:
         """Make the context current in the calling thread.
 
@@ -166,9 +179,10 @@ class CudaDevice:
 
     def stream(self) -> CudaStream:
         """Create a stream, owned by the device."""
-        scratch = self.arena("stream scratch", SCRATCH_BYTES)
+        nbytes = WIDE_SCRATCH_BYTES if self.has_warpgroups else SCRATCH_BYTES
+        scratch = self.arena("stream scratch", nbytes)
         self._scratch.append(scratch)
-        stream = CudaStream(self, scratch.take((SCRATCH_BYTES,), DType.U8))
+        stream = CudaStream(self, scratch.take((nbytes,), DType.U8))
         self._streams.append(stream)
         return stream
 

@@ -41,12 +41,17 @@ TARGETS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """Compute capability of each target we compile for."""
 
+WARPGROUP_TARGET: Final = "sm_90"
+"""The target whose chips have warpgroup instructions; code that uses them runs on no other."""
+
 _PROGRAMMATIC_CC: Final = (9, 0)  # first capability with programmatic dependent launch
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _FORMAT: Final = 1
 _TOOLCHAIN_FILE: Final = "toolchain"
 _ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
 _ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
+_SERIALISED: Final = "wgmma.mma_async instructions are serialized"
+_THREADS: Final = re.compile(rb"\.maxntid [^\n]+")
 _PROGRAMMATIC: Final = re.compile(rb"griddepcontrol\.\w+;")
 
 
@@ -161,6 +166,11 @@ class KernelCache:
         return hashlib.sha256("\0".join((*parts, *_LINK_OPTIONS)).encode()).hexdigest()
 
 
+def suits(kernel: Kernel, target: str) -> bool:
+    """Whether a kernel can be compiled for a target."""
+    return not kernel.is_warpgroup or target == WARPGROUP_TARGET
+
+
 def build(kernel: Kernel, target: str) -> Compiled:
     """Compile a kernel for a target; needs no device and no cache.
 
@@ -169,6 +179,8 @@ def build(kernel: Kernel, target: str) -> Compiled:
     """
     if target not in TARGETS:
         raise InvariantError(f"{target} is none of {', '.join(TARGETS)}")
+    if not suits(kernel, target):
+        raise InvariantError(f"{kernel.name} is for {WARPGROUP_TARGET}, not {target}")
     ptx = _ptx(kernel, TARGETS[target])
     entries = _ENTRY.findall(ptx)
     if len(entries) != 1:
@@ -177,7 +189,10 @@ def build(kernel: Kernel, target: str) -> Compiled:
     ptx = _ENVIRONMENT.sub(b"", ptx)  # unused, and numbered anew in every process
     if TARGETS[target] < _PROGRAMMATIC_CC:
         ptx = _PROGRAMMATIC.sub(b"", ptx)
-    cubin, log = driver.link_ptx(ptx, kernel.name, (f"-arch={target}", *_LINK_OPTIONS))
+    architecture = f"{target}a" if kernel.is_warpgroup else target
+    cubin, log = driver.link_ptx(ptx, kernel.name, (f"-arch={architecture}", *_LINK_OPTIONS))
+    if _SERIALISED in log:
+        raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
     return Compiled(kernel.name, target, cubin, figures_of(log))
 
 
@@ -212,11 +227,14 @@ def _ptx(kernel: Kernel, cc: tuple[int, int]) -> bytes:
         types.void(*(kinds[param] for param in kernel.params)),
         device=False,
         abi="numba",
-        cc=cc,
+        cc=(*cc, "a") if kernel.is_warpgroup else cc,
         output="ptx",
         launch_bounds=bounds,
     )
-    return text if isinstance(text, bytes) else str(text).encode()
+    ptx = text if isinstance(text, bytes) else str(text).encode()
+    if kernel.cluster > 1:
+        ptx = _THREADS.sub(rb"\g<0>\n.reqnctapercluster %d, 1, 1" % kernel.cluster, ptx)
+    return ptx
 
 
 def _read(path: Path, key: str, name: str, target: str) -> Compiled | None:

@@ -103,6 +103,11 @@ load_u32x4 = define("ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", [_U32] * 4, [_U64],
 load_u32x2 = define("ld.global.v2.u32 {$0,$1}, [$2];", [_U32] * 2, [_U64], is_ordered=True)
 load_u32 = define("ld.global.u32 $0, [$1];", [_U32], [_U64], is_ordered=True)
 load_i32 = define("ld.global.s32 $0, [$1];", [_I32], [_U64], is_ordered=True)
+fresh_i32 = (
+    define(  # past the first-level cache: written by a kernel that may still be cached there
+        "ld.relaxed.gpu.global.s32 $0, [$1];", [_I32], [_U64], is_ordered=True
+    )
+)
 load_u16 = define("ld.global.u16 $0, [$1];", [_U32], [_U64], is_ordered=True)
 load_u8 = define("ld.global.u8 $0, [$1];", [_U32], [_U64], is_ordered=True)
 load_u64 = define("ld.global.u64 $0, [$1];", [_U64], [_U64], is_ordered=True)
@@ -136,11 +141,17 @@ store_u16 = define("st.global.u16 [$0], $1;", [], [_U64, _U32], is_ordered=True)
 store_u8 = define("st.global.u8 [$0], $1;", [], [_U64, _U32], is_ordered=True)
 store_f32 = define("st.global.f32 [$0], $1;", [], [_U64, _F32], is_ordered=True)
 store_f32x2 = define("st.global.v2.f32 [$0], {$1,$2};", [], [_U64, _F32, _F32], is_ordered=True)
+store_f32x4 = define(
+    "st.global.v4.f32 [$0], {$1,$2,$3,$4};", [], [_U64] + [_F32] * 4, is_ordered=True
+)
 reduce_add_u32 = define("red.global.add.u32 [$0], $1;", [], [_U64, _U32], is_ordered=True)
 reduce_add_u64 = define("red.global.add.u64 [$0], $1;", [], [_U64, _U64], is_ordered=True)
 fetch_add_u32 = define("atom.global.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True)
 fetch_add_release_u32 = define(
     "atom.global.acq_rel.gpu.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True
+)
+fence_shared_async = define(  # what was written to shared memory is seen by warpgroup products
+    "fence.proxy.async.shared::cta;", [], [], is_ordered=True
 )
 fence_gpu = define("fence.acq_rel.gpu;", [], [], is_ordered=True)
 
@@ -161,7 +172,14 @@ store_f32_if = define(
 # Words and numbers.
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
+divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
+largest_of_warp = define(
+    "redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
+)
+smallest_of_warp = define(
+    "redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
+)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
 bf16x2_of_f32 = define(  # the first argument becomes the lower half
@@ -174,6 +192,7 @@ f32_of_f16 = define(  # of the lower half
 f32_of_upper_f16 = define(
     "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", [_F32], [_U32]
 )
+reciprocal = define("rcp.approx.ftz.f32 $0, $1;", [_F32], [_F32])
 square_root = define("sqrt.rn.f32 $0, $1;", [_F32], [_F32])
 nearest_i32 = define("cvt.rni.s32.f32 $0, $1;", [_I32], [_F32])
 nearest_f64 = define("cvt.rni.f64.f64 $0, $1;", [_F64], [_F64])
@@ -203,9 +222,17 @@ shared_u16 = define("ld.shared.u16 $0, [$1];", [_U32], [_U32], is_ordered=True)
 shared_f32 = define("ld.shared.f32 $0, [$1];", [_F32], [_U32], is_ordered=True)
 shared_f32x2 = define("ld.shared.v2.f32 {$0,$1}, [$2];", [_F32] * 2, [_U32], is_ordered=True)
 shared_f32x4 = define("ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", [_F32] * 4, [_U32], is_ordered=True)
+shared_f64 = define("ld.shared.f64 $0, [$1];", [_F64], [_U32], is_ordered=True)
+shared_f64x2 = define("ld.shared.v2.f64 {$0,$1}, [$2];", [_F64] * 2, [_U32], is_ordered=True)
+put_shared_f64 = define("st.shared.f64 [$0], $1;", [], [_U32, _F64], is_ordered=True)
 put_shared_f32 = define("st.shared.f32 [$0], $1;", [], [_U32, _F32], is_ordered=True)
+put_shared_u16 = define("st.shared.u16 [$0], $1;", [], [_U32, _U32], is_ordered=True)
+put_shared_u32 = define("st.shared.u32 [$0], $1;", [], [_U32, _U32], is_ordered=True)
 put_shared_f32x2 = define(
     "st.shared.v2.f32 [$0], {$1,$2};", [], [_U32, _F32, _F32], is_ordered=True
+)
+put_shared_u32x2 = define(
+    "st.shared.v2.u32 [$0], {$1,$2};", [], [_U32, _U32, _U32], is_ordered=True
 )
 put_shared_u32x4 = define("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U32] * 5, is_ordered=True)
 

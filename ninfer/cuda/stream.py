@@ -73,6 +73,14 @@ class StreamOwner(Protocol):
     def has_programmatic_launch(self) -> bool:
         """Whether a kernel may start before its predecessor has ended."""
 
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether kernels may use warpgroup instructions."""
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Blocks that run at once where one fills a multiprocessor."""
+
     def bind(self) -> None:
         """Make the context current in the calling thread."""
 
@@ -126,6 +134,16 @@ class CudaStream:
     def state(self) -> StreamState:
         """Where in its life cycle the stream is."""
         return self._state
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether kernels may use warpgroup instructions."""
+        return self._owner.has_warpgroups
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Multiprocessors of the device."""
+        return self._owner.num_multiprocessors
 
     def launch(
         self,

@@ -56,6 +56,8 @@ class Owner:
     def __init__(self) -> None:
         self.fault: NinferError | None = None
         self.has_programmatic_launch = True
+        self.has_warpgroups = True
+        self.num_multiprocessors = 4
 
     def bind(self) -> None:
         """Nothing to bind."""

@@ -1,7 +1,8 @@
 """Linear products on CUDA: launchers, and which kernel takes how many columns.
 
     1..128 columns    `skinny_product`: one arithmetic for each (format, K), bandwidth-bound
-    more              `tile_product`: prefill, an arithmetic of its own, bound by tensor cores
+    more, on sm_90    `wide_linear`: prefill, weights rounded to bf16, bound by tensor cores
+    more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores
 
 Columns are stored as `fragments` draws them, weights as `weight_layout` does. Weights are constants
 that products read before their predecessor has ended: synchronise after `make_resident`.
@@ -12,7 +13,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import fragments
+from ninfer.kernels.cuda import fragments, wide_linear
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.fragments import CHUNK
@@ -108,7 +109,7 @@ def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
-    kernels = [make_pack(True), make_pack(False)]
+    kernels = [make_pack(True), make_pack(False), *wide_linear.declared()]
     for format in PAIR_FORMATS:
         kernels += [make_repack(format), make_tile_product(tile_shape(format))]
         shapes_of = [skinny_for(format, rows, n) for n in (1, 9) for rows in (1, _FEW_ROWS + 1)]
@@ -124,6 +125,9 @@ def _multiply(
     first_column: int,
     output: Output,
 ) -> None:
+    if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
+        wide_linear.multiply_wide(stream, x, weight, out, first_column, output)
+        return
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     first_tile = weight.first_row // TILE_ROWS
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile

@@ -1,0 +1,155 @@
+"""Instructions of Hopper's warpgroups (target sm_90a): products, barriers, bulk copies.
+
+Four consecutive warps, the first a multiple of four, multiply a 64 x 16 block with a 16 x n block,
+both in shared memory, into sums that lie in their registers. Kernels keep the sums in a local
+array of n / 2 values whose every index is a constant; the intrinsics here take the whole array, so
+that the compiler sees each sum as one register that goes in and comes out. Products run behind the
+program: `multiply_block` returns when the *previous* block of products has ended, and nothing may
+touch the sums before `finish_products`.
+
+`setmaxnreg` is missing on purpose: nvJitLink assembles for linking, and its assembler ignores the
+instruction there.
+
+Knows no kernel. Source: PTX ISA manual, asynchronous warpgroup level instructions.
+"""
+
+from functools import cache
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from ninfer.cuda.ptx import Intrinsic, define
+
+_U32, _U64 = types.uint32, types.uint64
+
+BLOCK_FEATURES: Final = 64
+"""Features of one block: rows of 128 bytes, the width of the widest swizzle."""
+
+_STEP_FEATURES: Final = 16
+_STEPS: Final = BLOCK_FEATURES // _STEP_FEATURES
+
+DESCRIPTOR: Final = (1 << 62) | (64 << 32) | (1 << 16)
+"""Constant part of a matrix descriptor: swizzle over 128 bytes, groups of eight rows 1024 bytes
+apart; the other stride means nothing for rows of one swizzle width. A descriptor adds the address
+of the first row, in units of 16 bytes; the next 16 features of the rows are two units further."""
+
+# Barriers in shared memory that count arrivals and bytes.
+init_barrier = define("mbarrier.init.shared::cta.b64 [$0], $1;", [], [_U32, _U32], is_ordered=True)
+publish_barriers = define("fence.mbarrier_init.release.cluster;", [], [], is_ordered=True)
+expect_bytes = define(  # one arrival, and so many bytes to come in this phase
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", [], [_U32, _U32], is_ordered=True
+)
+arrive = define("mbarrier.arrive.shared::cta.b64 _, [$0];", [], [_U32], is_ordered=True)
+arrive_at = define(  # at the barrier of the same place in another block of the cluster
+    "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }",
+    [],
+    [_U32, _U32],
+    is_ordered=True,
+)
+wait_phase = define(  # until the phase of this parity has ended
+    "{ .reg .pred p; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
+    "@!p bra WAIT_${:uid}; }",
+    [],
+    [_U32, _U32],
+    is_ordered=True,
+)
+wait_phase_of_cluster = define(  # the same where blocks of the cluster arrive
+    "{ .reg .pred p; WAIT_${:uid}: "
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$0], $1; "
+    "@!p bra WAIT_${:uid}; }",
+    [],
+    [_U32, _U32],
+    is_ordered=True,
+)
+arrive_in_cluster = define("barrier.cluster.arrive.release.aligned;", [], [], is_ordered=True)
+wait_for_cluster = define("barrier.cluster.wait.acquire.aligned;", [], [], is_ordered=True)
+
+# Bulk copies: to, from, bytes, barrier; to all blocks of a cluster that the last operand names.
+copy_bulk = define(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    [],
+    [_U32, _U64, _U32, _U32],
+    is_ordered=True,
+)
+copy_bulk_to_cluster = define(
+    "{ .reg .b16 m; cvt.u16.u32 m, $4; "
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+    "[$0], [$1], $2, [$3], m; }",
+    [],
+    [_U32, _U64, _U32, _U32, _U32],
+    is_ordered=True,
+)
+
+
+@cache
+def multiply_block(num_rows: int) -> Intrinsic:
+    """Make ``(sums, left, right)``: add a 64 x 64 block times a ``num_rows`` x 64 block.
+
+    Both are rows of 64 features, given by their descriptors. Returns nothing; the products of the
+    call before this one have ended, those of this one go on.
+    """
+    num_sums = num_rows // 2
+    left, right = f"${num_sums}", f"${num_sums + 1}"
+    sums = ",".join(f"${index}" for index in range(num_sums))
+    lines = [
+        "{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0;",
+        "wgmma.fence.sync.aligned;",
+    ]
+    for step in range(_STEPS):
+        offset = step * _STEP_FEATURES * 2 // 16
+        lines += [
+            f"add.s64 a, {left}, {offset}; add.s64 b, {right}, {offset};",
+            f"wgmma.mma_async.sync.aligned.m64n{num_rows}k16.f32.bf16.bf16 "
+            f"{{{sums}}}, a, b, p, 1, 1, 0, 0;",
+        ]
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1; }"]
+    return _on_sums("\n".join(lines), num_sums, 2)
+
+
+@cache
+def finish_products(num_rows: int) -> Intrinsic:
+    """Make ``(sums)``: wait until every product has ended; the sums are values from then on."""
+    return _on_sums("wgmma.wait_group.sync.aligned 0;", num_rows // 2, 0)
+
+
+def _on_sums(text: str, num_sums: int, num_descriptors: int) -> Intrinsic:
+    """An intrinsic over a local array of sums, each an operand that is read and written."""
+    value, word = ir.FloatType(), ir.IntType(64)
+    returned = ir.LiteralStructType([value] * num_sums)
+    kind = ir.FunctionType(returned, [word] * num_descriptors + [value] * num_sums)
+    constraints = ",".join(
+        ["=f"] * num_sums
+        + ["l"] * num_descriptors
+        + [str(index) for index in range(num_sums)]
+        + ["~{memory}"]
+    )
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, values[0])
+        places = [
+            builder.gep(made.data, [ir.Constant(ir.IntType(32), index)])
+            for index in range(num_sums)
+        ]
+        operands = list(values[1:]) + [builder.load(place) for place in places]
+        asm = ir.InlineAsm(kind, text, constraints, side_effect=True)
+        result = builder.call(asm, operands)
+        for index, place in enumerate(places):
+            builder.store(builder.extract_value(result, index), place)
+        return context.get_dummy_value()
+
+    if num_descriptors:
+
+        def on_sums(context: Any, sums: Any, left: Any, right: Any) -> Any:
+            return types.void(sums, _U64, _U64), generate
+
+    else:
+
+        def on_sums(context: Any, sums: Any) -> Any:  # type: ignore[misc]
+            return types.void(sums), generate
+
+    made = intrinsic(on_sums)
+    made.ptx_text = f"{text} {constraints}"
+    return made

@@ -1,0 +1,82 @@
+"""Warpgroup instructions assemble, and products do not wait for each other."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from numba import cuda, float32, uint32, uint64
+
+from ninfer.cuda import warpgroup
+from ninfer.cuda.kernel_source import Kernel, Param, source_digest
+from ninfer.cuda.module import TARGETS, build, suits
+from ninfer.errors import InvariantError
+from ninfer.kernels.cuda.wide_linear import NARROW, WIDE
+from ninfer.kernels.cuda.wide_output import Ending
+from ninfer.kernels.cuda.wide_product import make_wide_product
+from tests.cuda.test_ptx import LITERALS
+
+NAMES = sorted(name for name, value in vars(warpgroup).items() if hasattr(value, "param_types"))
+
+
+def kernel_of_every_instruction() -> Kernel:
+    lines = ["def every(address, word):"]
+    for name in NAMES:
+        made = getattr(warpgroup, name)
+        arguments = ", ".join(LITERALS[kind] for kind in made.param_types)
+        lines.append(f"    warpgroup.{name}({arguments})")
+    space: dict[str, Any] = {}
+    exec("from ninfer.cuda import warpgroup\n" + "\n".join(lines), space)
+    params = (Param.ADDRESS, Param.U32)
+    return Kernel("every", space["every"], params, 128, 255, is_warpgroup=True)
+
+
+def test_every_instruction_assembles() -> None:
+    assert len(NAMES) > 8
+    assert build(kernel_of_every_instruction(), "sm_90").cubin.startswith(b"\x7fELF")
+
+
+def test_only_one_target_has_warpgroups() -> None:
+    kernel = kernel_of_every_instruction()
+
+    assert [target for target in TARGETS if suits(kernel, target)] == ["sm_90"]
+    with pytest.raises(InvariantError, match="sm_90"):
+        build(kernel, "sm_100")
+
+
+def test_cluster_belongs_to_the_digest() -> None:
+    def nothing() -> None:
+        return
+
+    made = [Kernel("nothing", nothing, (), 32, 32, cluster=n, is_warpgroup=True) for n in (1, 2)]
+
+    assert source_digest(made[0]) != source_digest(made[1])
+
+
+def test_sums_that_are_touched_between_products_are_refused() -> None:
+    multiply = warpgroup.multiply_block(128)
+
+    def serial(address: int) -> None:
+        sums = cuda.local.array(64, float32)
+        for i in range(64):
+            sums[i] = float32(0.0)
+        for _ in range(4):
+            multiply(sums, uint64(address), uint64(address))
+            sums[0] += float32(1.0)
+        cuda.atomic.add(cuda.shared.array(1, float32), 0, sums[0] + float32(uint32(1)))
+
+    with pytest.raises(InvariantError, match="wait for each other"):
+        build(Kernel("serial", serial, (Param.ADDRESS,), 128, 255, is_warpgroup=True), "sm_90")
+
+
+@pytest.mark.parametrize("ending", list(Ending), ids=lambda ending: ending.name)
+@pytest.mark.parametrize("shape", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_wide_products_have_no_spills_and_stay_asynchronous(shape: Any, ending: Ending) -> None:
+    kernel = make_wide_product(shape, ending)
+
+    figures = build(kernel, "sm_90").figures
+
+    assert figures.spilled_bytes == figures.local_bytes == 0
+    assert figures.registers <= 168
+    assert kernel.dynamic_shared_bytes <= 227 << 10

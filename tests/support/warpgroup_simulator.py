@@ -1,0 +1,299 @@
+"""Warpgroup kernels on the CPU: every thread of a block is one Python thread.
+
+Barriers really block, bulk copies happen at once, and a product is made when the four warps of a
+group have met: operands are read from the bytes of shared memory as the PTX ISA defines matrix
+descriptors (start, stride between groups of eight rows, swizzle of 16-byte pieces by address bits 7
+to 9), so that a wrong image, descriptor or barrier shows as a wrong number or a time-out. Sums are
+float64. Blocks run one after another; clusters are not simulated.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ninfer.cuda import warpgroup
+from ninfer.cuda.device_code import DeviceFunction
+from ninfer.cuda.kernel_source import Kernel
+
+Octets = npt.NDArray[np.uint8]
+Extent = tuple[int, int]
+
+GLOBAL = 1 << 20
+"""Address of the first byte of global memory."""
+
+SHARED = 0x410
+"""Address of the first byte of dynamic shared memory; not where a swizzled block may start."""
+
+_WAIT_S = 30.0
+
+
+class _Barrier:
+    """A barrier in shared memory: arrivals and bytes of one phase."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.pending, self.bytes, self.phase = count, count, 0, 0
+
+    def settle(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.pending, self.phase = self.count, self.phase + 1
+
+
+class _Block:
+    """One block: its shared memory, barriers and threads."""
+
+    def __init__(self, world: Octets, kernel: Kernel, index: Extent, blocks: Extent) -> None:
+        self.world, self.kernel, self.index, self.blocks = world, kernel, index, blocks
+        self.shared = np.full(kernel.dynamic_shared_bytes, 0xFF, np.uint8)
+        self.place = threading.local()
+        self.barriers: dict[int, _Barrier] = {}
+        self.changed = threading.Condition()
+        self.is_broken = False
+        self.everybody = threading.Barrier(kernel.threads)
+        self.warps = [threading.Barrier(32) for _ in range(kernel.threads // 32)]
+        self.groups = [threading.Barrier(128) for _ in range(kernel.threads // 128)]
+        self.exchanged: list[Any] = [None] * kernel.threads
+
+    # Memory.
+
+    def octets(self, address: Any, nbytes: int) -> Octets:
+        """View bytes of either memory; an access is aligned to its size, up to 16."""
+        start = int(address)
+        memory, at = (
+            (self.world, start - GLOBAL) if start >= GLOBAL else (self.shared, start - SHARED)
+        )
+        if at < 0 or at + nbytes > memory.size or start % min(nbytes, 16):
+            raise IndexError(f"{nbytes} bytes at {start:#x}")
+        return memory[at : at + nbytes]
+
+    def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
+        values = self.octets(address, np.dtype(dtype).itemsize * count).view(dtype)
+        return tuple(values) if count > 1 else values[0]
+
+    def store(self, address: Any, values: Sequence[Any], dtype: Any) -> None:
+        wide = np.array(values, dtype)
+        self.octets(address, wide.nbytes)[...] = wide.view(np.uint8)
+
+    # Barriers.
+
+    def init(self, address: Any, count: Any) -> None:
+        self.barriers[int(address)] = _Barrier(int(count))
+
+    def arrive(self, address: Any, nbytes: Any = 0) -> None:
+        with self.changed:
+            barrier = self.barriers[int(address)]
+            barrier.pending -= 1
+            barrier.bytes += int(nbytes)
+            assert barrier.pending >= 0
+            barrier.settle()
+            self.changed.notify_all()
+
+    def wait(self, address: Any, parity: Any) -> None:
+        barrier = self.barriers[int(address)]
+
+        def has_ended() -> bool:
+            return self.is_broken or (barrier.phase - 1) % 2 == int(parity)
+
+        with self.changed:
+            if not self.changed.wait_for(has_ended, _WAIT_S) or self.is_broken:
+                raise TimeoutError(f"barrier {int(address):#x} of block {self.index}")
+
+    def copy_bulk(self, to: Any, source: Any, nbytes: Any, barrier: Any) -> None:
+        target = self.octets(to, int(nbytes))
+        target[...] = self.octets(source, int(nbytes))
+        with self.changed:
+            self.barriers[int(barrier)].bytes -= int(nbytes)
+            self.barriers[int(barrier)].settle()
+            self.changed.notify_all()
+
+    # Products.
+
+    def rows_of(self, descriptor: int, first: int, count: int) -> npt.NDArray[np.float64]:
+        """Rows of 64 features behind a descriptor."""
+        assert descriptor >> 62 == 1, "swizzle over 128 bytes"
+        start = (descriptor & 0x3FFF) << 4
+        stride = ((descriptor >> 32) & 0x3FFF) << 4
+        row = np.arange(first, first + count)[:, None]
+        plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(64)[None, :]
+        swizzled = plain ^ (plain >> 7 & 7) << 4
+        words = self.shared.view(np.uint16)[(swizzled - SHARED) // 2]
+        values = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.asarray(values, np.float64)
+
+    def multiply(self, sums: list[Any], left: Any, right: Any) -> None:
+        thread = self.place.thread
+        group, warp, r, t = thread // 128, thread // 32 % 4, thread % 32 // 4, thread % 4
+        if thread % 128 == 0:
+            rows = self.rows_of(int(left), 0, 64)
+            self.exchanged[thread] = rows @ self.rows_of(int(right), 0, 2 * len(sums)).T
+        self.groups[group].wait(_WAIT_S)
+        product = self.exchanged[128 * group]
+        for i in range(len(sums)):
+            sums[i] += product[16 * warp + r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
+        self.groups[group].wait(_WAIT_S)
+
+    def shuffle(self, mask: Any, value: Any, lane: int) -> Any:
+        thread = self.place.thread
+        self.exchanged[thread] = value
+        self.warps[thread // 32].wait(_WAIT_S)
+        return self.exchanged[thread // 32 * 32 + lane]
+
+    def run(self, args: Sequence[int]) -> None:
+        failures: list[BaseException] = []
+
+        def body(thread: int) -> None:
+            self.place.thread = thread
+            try:
+                with np.errstate(all="ignore"):
+                    self.kernel.function(*args)
+            except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
+                failures.append(failure)
+                self._break()
+
+        threads = [threading.Thread(target=body, args=(n,)) for n in range(self.kernel.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _break(self) -> None:
+        with self.changed:
+            self.is_broken = True
+            self.changed.notify_all()
+        for barrier in (self.everybody, *self.warps, *self.groups):
+            barrier.abort()
+
+
+def _bf16(value: Any) -> int:
+    bits = int(np.float32(value).view(np.uint32))
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+def _half(word: int) -> np.float32:
+    return np.float32(np.uint16(word & 0xFFFF).view(np.float16))
+
+
+def _permute(a: Any, b: Any, selector: Any) -> Any:
+    octets = (int(a) | int(b) << 32).to_bytes(8, "little")
+    chosen = bytes(octets[int(selector) >> 4 * i & 7] for i in range(4))
+    return np.uint32(int.from_bytes(chosen, "little"))
+
+
+def _multiply_add(a: Any, b: Any, c: Any) -> Any:
+    word = 0
+    for shift in (0, 16):
+        x, y, z = (np.uint32((int(v) >> shift & 0xFFFF) << 16).view(np.float32) for v in (a, b, c))
+        word |= _bf16(float(x) * float(y) + float(z)) << shift
+    return np.uint32(word)
+
+
+def _intrinsics(block: _Block) -> SimpleNamespace:
+    """What stands in for `ninfer.cuda.ptx`."""
+    made: dict[str, Any] = {}
+    for prefix in ("load_", "once_", "shared_"):
+        for name, dtype, count in (
+            ("u32x4", np.uint32, 4), ("u32x2", np.uint32, 2), ("u32", np.uint32, 1),
+            ("f32x4", np.float32, 4), ("f32", np.float32, 1),
+        ):  # fmt: skip
+            made[prefix + name] = _loader(block, dtype, count)
+
+    def store_if(dtype: Any) -> Callable[[Any, Any, Any], None]:
+        def store(mask: Any, address: Any, value: Any) -> None:
+            if mask:
+                block.store(address, [dtype(value)], dtype)
+
+        return store
+
+    return SimpleNamespace(
+        **made,
+        shared_address=lambda array: np.uint32(SHARED),
+        divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
+        smaller_u32=lambda a, b: np.uint32(min(int(a), int(b))),
+        load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
+        put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
+        put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
+        store_u32x4=lambda address, *values: block.store(address, values, np.uint32),
+        store_f32_if=store_if(np.float32),
+        store_u16_if=store_if(np.uint16),
+        bf16x2_of_f32=lambda low, high: np.uint32(_bf16(low) | _bf16(high) << 16),
+        f32_of_bits=lambda word: np.uint32(word).view(np.float32),
+        f32_of_f16=lambda word: _half(int(word)),
+        f32_of_upper_f16=lambda word: _half(int(word) >> 16),
+        add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
+        multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
+        permute_bytes=_permute,
+        multiply_add_bf16x2=_multiply_add,
+        release_successor=lambda: None,
+        wait_for_predecessor=lambda: None,
+    )
+
+
+def _loader(block: _Block, dtype: Any, count: int) -> Callable[[Any], Any]:
+    return lambda address: block.load(address, dtype, count)
+
+
+@contextmanager
+def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
+    place = block.place
+
+    class Thread:
+        @property
+        def x(self) -> int:
+            return int(place.thread)
+
+    cuda = SimpleNamespace(
+        threadIdx=Thread(),
+        blockIdx=SimpleNamespace(x=block.index[0], y=block.index[1]),
+        gridDim=SimpleNamespace(x=block.blocks[0], y=block.blocks[1]),
+        local=SimpleNamespace(array=lambda size, dtype: [0.0] * size),
+        shared=SimpleNamespace(array=lambda size, dtype: 0),
+        syncwarp=lambda: block.warps[place.thread // 32].wait(_WAIT_S),
+        syncthreads=lambda: block.everybody.wait(_WAIT_S),
+        shfl_sync=block.shuffle,
+    )
+    group = SimpleNamespace(
+        DESCRIPTOR=warpgroup.DESCRIPTOR,
+        init_barrier=block.init,
+        publish_barriers=lambda: None,
+        expect_bytes=block.arrive,
+        arrive=block.arrive,
+        wait_phase=block.wait,
+        copy_bulk=block.copy_bulk,
+    )
+    intrinsics = _intrinsics(block)
+
+    def call(self: Any, sums: Any, *descriptors: Any) -> None:
+        if descriptors:  # `multiply_block`; `finish_products` has nothing to wait for
+            block.multiply(sums, *descriptors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
+        # Products, which kernels close over.
+        patch.setattr(type(warpgroup.arrive), "__call__", call)
+        for module in modules:
+            for name, value in (("ptx", intrinsics), ("cuda", cuda), ("warpgroup", group)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, value)
+        yield
+
+
+def launch(
+    modules: Sequence[ModuleType],
+    octets: Octets,
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    args: Sequence[int],
+) -> None:
+    """Run a kernel of given modules over one global memory."""
+    for y in range(grid[1]):
+        for x in range(grid[0]):
+            block = _Block(octets, kernel, (x, y), grid[:2])
+            with _patched(block, modules):
+                block.run(args)
