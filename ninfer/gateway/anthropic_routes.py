@@ -7,10 +7,9 @@ contract, section 9.
 from flask import Flask, Response, request
 
 from ninfer.gateway.anthropic_api import MessageHeaders, count_tokens, translate_messages
-from ninfer.gateway.event_stream import compact_json
+from ninfer.gateway.counting_run import answer_counting
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.http_request import current_context
-from ninfer.gateway.json_body import read_object
 from ninfer.gateway.request_run import answer_generation
 from ninfer.gateway.thinking_signature import ThinkingSigner
 
@@ -31,10 +30,12 @@ def register(app: Flask, gateway: Gateway) -> None:
         )
 
     def counting() -> Response:
-        engine = gateway.life.loaded_engine()
-        body = read_object(request.get_data())
-        count = count_tokens(body, engine, current_context(), gateway.settings, _headers())
-        return Response(compact_json(count), mimetype="application/json")
+        context, headers = current_context(), _headers()
+        return answer_counting(
+            gateway,
+            request.get_data,
+            lambda body, engine: count_tokens(body, engine, context, gateway.settings, headers),
+        )
 
     app.add_url_rule("/v1/messages", "messages", messages, methods=["POST"])
     app.add_url_rule("/v1/messages/count_tokens", "count_tokens", counting, methods=["POST"])

@@ -7,14 +7,18 @@ opened it. Knows no HTTP.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ninfer.config import EngineConfig
 from ninfer.errors import NinferError
 from ninfer.gateway.error_responses import ErrorReply, error_reply
-from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.gateway_settings import EXTRA_THREADS, GatewaySettings
 from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestObserver
 from ninfer.gateway.request_slots import RequestSlots
 from ninfer.gateway.server_state import ServerLife
+
+COUNTING_PLACES: Final = EXTRA_THREADS // 2
+"""Tokenizing takes time and its replies may be long: threads for health have to remain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Gateway:
     Attributes:
         life: state of the server, and the engine.
         slots: places for generation requests.
+        counting: places for requests that only count tokens.
         observers: hear of every generation request.
         created: start of the process in seconds since the epoch.
     """
@@ -32,6 +37,7 @@ class Gateway:
     life: ServerLife
     slots: RequestSlots
     observers: Sequence[RequestObserver] = ()
+    counting: RequestSlots = field(default_factory=lambda: RequestSlots(COUNTING_PLACES, 0))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def error(self, error: NinferError, request_id: str, *, is_running: bool = False) -> ErrorReply:

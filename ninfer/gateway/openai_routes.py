@@ -10,11 +10,11 @@ from typing import Any
 from flask import Flask, Response, request
 
 from ninfer.errors import RequestError
+from ninfer.gateway.counting_run import answer_counting
 from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.http_request import current_context
-from ninfer.gateway.json_body import read_object
 from ninfer.gateway.models_api import model_named, models_list
 from ninfer.gateway.openai_api import translate_chat
 from ninfer.gateway.openai_completions import translate_completion
@@ -65,9 +65,11 @@ def _add_generation(app: Flask, gateway: Gateway, path: str, translate: OpenAiTr
 
 def _add_answer(app: Flask, gateway: Gateway, path: str, answer: Answer) -> None:
     def view() -> Response:
-        engine = gateway.life.loaded_engine()
-        body = read_object(request.get_data())
-        return _json(answer(body, engine, current_context(), gateway.settings))
+        return answer_counting(
+            gateway,
+            request.get_data,
+            lambda body, engine: answer(body, engine, current_context(), gateway.settings),
+        )
 
     app.add_url_rule(path, path, view, methods=["POST"])
 

@@ -1,5 +1,7 @@
 """Acceptance point 6: a full house refuses exactly what is too much, and stays alive."""
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ninfer.gateway.gateway import COUNTING_PLACES
 from tests.support.gateway_clients import read_until, send_chat, send_post, wait_until
 from tests.support.gateway_server import RunningServer, running_server
 from tests.support.scripted_engine import ScriptedEngine
@@ -162,3 +165,22 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
 
     assert data.index(b'"count":1') < data.index(b'"count":2')
     connection.close()
+
+
+def test_clients_that_do_not_read_long_counts_leave_threads_for_health(
+    server: RunningServer,
+) -> None:
+    connections = [server.connect() for _ in range(CAPACITY + 10)]
+    body = json.dumps({"text": "a b " * 30_000, "with_pieces": True}).encode()
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        send_post(connection, "/v1/tokenize", body)
+    wait_until(lambda: server.gateway.counting.in_use == COUNTING_PLACES)
+
+    reply = server.get("/health")
+    refused = server.post("/v1/messages/count_tokens", {"messages": []})
+    for connection in connections:
+        connection.close()
+
+    assert (reply.status, refused.status) == (200, 529)
+    wait_until(lambda: server.gateway.counting.in_use == 0)
