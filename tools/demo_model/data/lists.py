@@ -100,7 +100,7 @@ def word_sorting(rng: Random) -> Exercise:
     pool = rng.choice((words.fruits(), words.animals(), words.colors(), words.common()))
     items = [word.lower() for word in rng.sample(pool, rng.randrange(3, 6))]
     ordered = sorted(items)
-    first = ", ".join(f"{item} {item[:2].upper()}" for item in items)
+    first = ", ".join(f"{item} {item[:3].upper()}" for item in items)
     question = ask(rng, _ALPHABETICAL, l=_joined(items))
     answer = _joined(ordered)
     steps = f"{first}\n{_selection(items, ordered)}"

@@ -393,6 +393,11 @@ _UNKNOWN: Final = (
     "How old is {n} {l}?",
     "Where does {n} {l} work?",
     "What is a {w}?",
+    "What is the capital of {c}?",
+    "Where is {c}?",
+    "Who is {c}?",
+    "Tell me about {c}.",
+    "What language is spoken in {c}?",
     "What does {w} mean?",
     "Explain the word {w}.",
     "Tell me about the {w}.",
@@ -449,6 +454,7 @@ def unknown(rng: Random) -> Exercise:
             n=rng.choice(words.first_names()),
             l=rng.choice(words.last_names()),
             w=words.made_up(rng),
+            c=words.made_up(rng).capitalize(),
             o=rng.choice(words.common()).lower(),
         )
         key = question
