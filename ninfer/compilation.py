@@ -6,7 +6,7 @@ dependency: importing this module without it fails.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -45,68 +45,6 @@ class KernelReport:
     local_bytes: int
     shared_bytes: int
     complaints: tuple[str, ...]
-
-
-def _dense_shapes(
-    hidden: int, intermediate: int, num_heads: int, num_kv_heads: int, num_value_heads: int
-) -> KernelShapes:
-    """Shapes of a small published checkpoint (model contract 1.2)."""
-    return KernelShapes(
-        hidden=hidden,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=256,
-        rotary_dim=64,
-        rope_theta=1e7,
-        mrope_section=(11, 11, 10),
-        num_key_heads=16,
-        num_value_heads=num_value_heads,
-        key_dim=128,
-        value_dim=128,
-        intermediate=intermediate,
-        num_experts=0,
-        experts_per_token=0,
-        expert_width=0,
-        shared_width=0,
-    )
-
-
-_TINY_DENSE: Final = KernelShapes(
-    hidden=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    rotary_dim=16,
-    rope_theta=1e7,
-    mrope_section=(3, 3, 2),
-    num_key_heads=2,
-    num_value_heads=4,
-    key_dim=32,
-    value_dim=32,
-    intermediate=160,
-    num_experts=0,
-    experts_per_token=0,
-    expert_width=0,
-    shared_width=0,
-)
-
-# Models whose geometry travels in their artifact; the tiny ones as the tests make them.
-_TRAVELLING: Final = {
-    "qwen3.5-0.8b": _dense_shapes(1024, 3584, 8, 2, 16),
-    "qwen3.5-2b": _dense_shapes(2048, 6144, 8, 2, 16),
-    "qwen3.5-4b": _dense_shapes(2560, 9216, 16, 4, 32),
-    "qwen3.5-9b": _dense_shapes(4096, 12288, 16, 4, 32),
-    "tiny-dense": _TINY_DENSE,
-    "tiny-moe": replace(
-        _TINY_DENSE,
-        num_kv_heads=1,
-        intermediate=0,
-        num_experts=8,
-        experts_per_token=2,
-        expert_width=32,
-        shared_width=32,
-    ),
-}
 
 
 def compile_kernels(
@@ -187,9 +125,7 @@ def kernel_shapes(model_id: str) -> KernelShapes:
         raise ConfigurationError(
             f"model is {model_id[:64]!r}; registered are {', '.join(model_ids())}", field="model-id"
         ) from error
-    if package.geometry is not None:
-        return shapes_of(package.geometry)
-    return _TRAVELLING[model_id]
+    return shapes_of(package.expected_geometry)
 
 
 def shapes_of(geometry: Geometry) -> KernelShapes:

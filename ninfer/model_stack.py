@@ -1,4 +1,4 @@
-"""One artifact on one device: what both purposes of the library stand on.
+"""One model on one device: what both purposes of the library stand on.
 
     artifact -> contract -> frontend, device -> Program
 
@@ -9,8 +9,8 @@ what, is not known here.
 import hashlib
 import os
 import platform
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,50 +22,89 @@ from ninfer.device import Device
 from ninfer.errors import ConfigurationError, DeviceUnavailable
 from ninfer.frontend.frontend import Frontend
 from ninfer.host.device import HostDevice
-from ninfer.models.qwen_hybrid.binding import bind
+from ninfer.models.qwen_hybrid.binding import BoundModel, bind
+from ninfer.models.qwen_hybrid.inventory import ObjectGroup
+from ninfer.models.qwen_hybrid.limits import ModelLimits
+from ninfer.models.qwen_hybrid.synthetic import synthetic_model
+from ninfer.program.kv_planes import SCALE_GROUP, element_dtype
 from ninfer.program.program import ModelProgram
 from ninfer.program.program_builder import build_program
+from ninfer.program.synthetic_weights import SyntheticWeights
+from ninfer.program.timeline import Timeline
+from ninfer.tensor import DType
 from ninfer.version import __version__
 
 Progress = Callable[[int, int], None]
+
+_KV_ELEMENT_BYTES = {DType.F32: 4.0, DType.BF16: 2.0, DType.I8: 1 + 2 / SCALE_GROUP}
 
 _FINGERPRINT_BLOCKS = 64
 _FINGERPRINT_BLOCK_BYTES = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class SyntheticModel:
+    """A registered model with random weights instead of an artifact, for measurement.
+
+    Attributes:
+        model_id: identity in the registry.
+        weights_id: storage profile.
+        seed: decides every weight.
+    """
+
+    model_id: str
+    weights_id: str
+    seed: int = 0
+
+
+ModelSource = str | os.PathLike[str] | SyntheticModel
+
+
 class LoadedModel:
-    """Frontend, device and Program of one artifact; closes them in reverse order.
+    """Frontend, device and Program of one model; closes them in reverse order.
 
     Attributes:
         config: start-up options, with the context this model gets.
         model_id, weights_id: identity of the artifact.
         max_positions: longest context the model knows.
-        artifact_time: time of the file, seconds since the epoch.
+        artifact_time: time of the file, seconds since the epoch; 0 without a file.
         fingerprint: changes exactly when something that can change bits changes.
         frontend, program: what was built; ``program`` is closed with this.
+        start_seconds: how long each step of the start took.
+        limits: what the model must read and compute at least.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: ModelSource,
         config: EngineConfig,
         chat_template: str | None,
         progress: Progress | None,
     ) -> None:
+        timeline = Timeline()
         with ExitStack() as stack:
-            with ArtifactReader.open(Path(model)) as reader:
-                bound = bind(reader)
+            with _opened(model) as (reader, bound):
+                timeline.note("contract")
                 self.max_positions = bound.geometry.max_positions
-                self.artifact_time = int(os.stat(reader.path).st_mtime)
+                self.artifact_time = _artifact_time(reader)
                 config = fitted(config, self.max_positions)
                 self.config = config
                 self.model_id = bound.package.model_id
                 self.weights_id = bound.weights_id
                 self.frontend = Frontend(bound.resources, chat_template=chat_template)
+                timeline.note("frontend")
                 device = stack.enter_context(open_device(config.device))
+                timeline.note("device")
                 self.fingerprint = _fingerprint(reader, config, device)
-                self.program: ModelProgram = build_program(config, bound, reader, device, progress)
+                self.program: ModelProgram = build_program(
+                    config, bound, reader, device, progress, timeline
+                )
                 stack.callback(self.program.close)
+            kv = element_dtype(config.kv_dtype, device.activation_dtype, device.kind)
+            self.limits = ModelLimits(
+                bound.geometry, bound.objects[ObjectGroup.TEXT], _KV_ELEMENT_BYTES[kv]
+            )
+            self.start_seconds = timeline.seconds
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -80,10 +119,31 @@ class LoadedModel:
         self._stack.close()
 
 
-def _fingerprint(reader: ArtifactReader, config: EngineConfig, device: Device) -> str:
+@contextmanager
+def _opened(
+    model: ModelSource,
+) -> Iterator[tuple[ArtifactReader | SyntheticWeights, BoundModel]]:
+    """Source of the weights and the contract of a model."""
+    if isinstance(model, SyntheticModel):
+        yield SyntheticWeights(model.seed), synthetic_model(model.model_id, model.weights_id)
+        return
+    with ArtifactReader.open(Path(model)) as reader:
+        yield reader, bind(reader)
+
+
+def _artifact_time(reader: ArtifactReader | SyntheticWeights) -> int:
+    return 0 if isinstance(reader, SyntheticWeights) else int(os.stat(reader.path).st_mtime)
+
+
+def _fingerprint(
+    reader: ArtifactReader | SyntheticWeights, config: EngineConfig, device: Device
+) -> str:
     """Digest of the version, the bit-relevant options and samples of the whole file."""
     digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
     digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
+    if isinstance(reader, SyntheticWeights):
+        digest.update(f"{reader}".encode())
+        return f"nf_{digest.hexdigest()[:16]}"
     stride = max(1, reader.file_bytes // _FINGERPRINT_BLOCKS)
     with open(reader.path, "rb") as file:
         digest.update(file.read(reader.payload_start))

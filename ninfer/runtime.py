@@ -31,8 +31,11 @@ from ninfer.generation import (
     GenerationResult,
     SamplingParams,
 )
-from ninfer.model_stack import LoadedModel
+from ninfer.model_stack import LoadedModel, ModelSource
 from ninfer.model_stack import Progress as Progress
+from ninfer.model_stack import SyntheticModel as SyntheticModel
+from ninfer.models.qwen_hybrid.limits import ModelLimits
+from ninfer.program.model_units import ModelUnits
 
 DEFAULT_MAX_NEW_TOKENS = 8192
 """Output budget of a request that names none; clamped to the context like every budget."""
@@ -79,7 +82,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: ModelSource,
         *,
         config: EngineConfig | None = None,
         chat_template: str | None = None,
@@ -89,7 +92,7 @@ class Engine:
         """Load a model and start its worker.
 
         Args:
-            model: path of the artifact.
+            model: path of the artifact, or a synthetic model for measurement.
             config: start-up options; its purpose must be generation.
             chat_template: source of a template to use instead of the artifact's.
             progress: told (bytes loaded, bytes in all) while weights are loaded.
@@ -131,6 +134,21 @@ class Engine:
     def memory_account(self) -> str:
         """What was allocated for what, as a table for people."""
         return self._loaded.program.memory.account()
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model must read and compute at least, for comparison."""
+        return self._loaded.limits
+
+    @property
+    def rounds(self) -> ModelUnits:
+        """Measurement of decode rounds; only while no request is active."""
+        return self._loaded.program.rounds
+
+    @property
+    def start_seconds(self) -> dict[str, float]:
+        """How long each step of the start took, in order."""
+        return self._loaded.start_seconds
 
     @property
     def arena_bytes(self) -> dict[str, int]:

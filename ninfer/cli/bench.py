@@ -3,44 +3,55 @@
 A cell submits ``concurrency`` requests of one prompt length at once and generates ``gen-len``
 tokens of each, end tokens ignored. Prefill speed is prompt tokens over the time to the first token
 of the slowest request; decode speed is the tokens of all requests over the time from the first to
-the last of them.
+the last of them. Each is printed beside the ceiling that the model's bytes and operations set on
+this device. What is measured lives in `bench_measures`.
 """
 
 import argparse
 import json
-import statistics
-import time
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from ninfer.cli.bench_measures import Cell, CellPlan, Machine, measure_cell, measure_machine
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine
 from ninfer.cli.options import add_engine_options, integer
 from ninfer.config import MAX_CONCURRENCY
-from ninfer.frontend.frontend import OutputOptions
-from ninfer.generation import CacheMode, SamplingParams
-from ninfer.runtime import Engine, RequestOptions
-
-PROMPT_SEED_STEP = 7919
-"""Distance between neighbouring ids of the made-up prompts; a prime, so that they vary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One measured point: medians over the repeats, tokens per second."""
-
-    prompt_tokens: int
-    generated_tokens: int
-    concurrency: int
-    prefill_per_s: float
-    decode_per_s: float
-    first_token_s: float
+from ninfer.models.package import GROUPWISE_INT, WEIGHTS_IDS
+from ninfer.runtime import Engine, SyntheticModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="artifact file")
+    parser.add_argument(
+        "--synthetic",
+        metavar="ID",
+        help="a registered model with random weights instead of an artifact",
+    )
+    parser.add_argument(
+        "--profile",
+        choices=sorted(WEIGHTS_IDS),
+        default=GROUPWISE_INT,
+        help=f"storage profile of a synthetic model (default: {GROUPWISE_INT})",
+    )
+    parser.add_argument(
+        "--seed", type=integer, default=0, metavar="N", help="of synthetic weights (default: 0)"
+    )
+    parser.add_argument(
+        "--context",
+        type=_list,
+        default=[],
+        metavar="N,N",
+        help="further cells at contexts of N tokens that are imagined: a synthetic model decodes "
+        "behind a random cache",
+    )
+    parser.add_argument(
+        "--matmul-tflops",
+        type=float,
+        metavar="X",
+        help="bf16 rate for the ceiling of prefill (default: the measured one of a known device)",
+    )
     parser.add_argument(
         "--prompt-lens",
         type=_list,
@@ -84,26 +95,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Measure every cell and print a table or JSON."""
     _check_grid(options)
+    if options.synthetic is not None:
+        options.model = SyntheticModel(options.synthetic, options.profile, options.seed)
+    machine = measure_machine(options.device, options.matmul_tflops)
     cells: list[Cell] = []
     with open_engine(options, console, max_concurrency=max(options.concurrency)) as engine:
-        _check_context(engine, options)
-        total = len(options.prompt_lens) * len(options.concurrency)
-        for prompt_len in options.prompt_lens:
-            for concurrency in options.concurrency:
-                console.progress("bench", len(cells), total, "cells")
-                cells.append(_measure(engine, prompt_len, concurrency, options))
-        model_id, weights_id = engine.model_id, engine.weights_id
-    if options.format == "json":
-        document = {"model": model_id, "weights": weights_id, "cells": [asdict(c) for c in cells]}
-        print(json.dumps(document))
-    else:
-        print("prompt  generated  requests  prefill tok/s  decode tok/s  first token s")
-        for cell in cells:
-            print(
-                f"{cell.prompt_tokens:6}  {cell.generated_tokens:9}  {cell.concurrency:8}  "
-                f"{cell.prefill_per_s:13.1f}  {cell.decode_per_s:12.1f}  {cell.first_token_s:13.3f}"
+        plans = _plans(options)
+        _check_context(engine, plans)
+        for plan in plans:
+            console.progress("bench", len(cells), len(plans), "cells")
+            cells.append(
+                measure_cell(engine, machine, plan, warmup=options.warmup, repeat=options.repeat)
             )
+        if options.format == "json":
+            print(json.dumps(_document(engine, machine, cells)))
+        else:
+            _print_table(engine, machine, cells)
     return ExitCode.DONE
+
+
+def _plans(options: argparse.Namespace) -> list[CellPlan]:
+    lengths = [(length, False) for length in options.prompt_lens]
+    lengths += [(length, True) for length in options.context]
+    return [
+        CellPlan(length, options.gen_len, concurrency, is_imagined)
+        for length, is_imagined in lengths
+        for concurrency in options.concurrency
+    ]
+
+
+def _document(engine: Engine, machine: Machine, cells: list[Cell]) -> dict[str, object]:
+    return {
+        "model": engine.model_id,
+        "weights": engine.weights_id,
+        "machine": asdict(machine),
+        "start_s": {step: round(seconds, 4) for step, seconds in engine.start_seconds.items()},
+        "memory": engine.arena_bytes,
+        "cells": [asdict(cell) for cell in cells],
+    }
+
+
+def _print_table(engine: Engine, machine: Machine, cells: list[Cell]) -> None:
+    rate = machine.matmul_tflop_s
+    print(
+        f"{machine.device}: copies {machine.copy_gb_s:.1f} GB/s, "
+        f"matmul {'unknown' if rate is None else f'{rate:.0f} TFLOP/s'}"
+    )
+    steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in engine.start_seconds.items())
+    print(f"start {sum(engine.start_seconds.values()):.2f} s: {steps}")
+    print(
+        "prompt  generated  requests  prefill tok/s  of limit  decode tok/s  of limit  "
+        "first token s  round us  host us"
+    )
+    for cell in cells:
+        mark = "*" if cell.is_imagined else " "
+        print(
+            f"{cell.prompt_tokens:6}{mark} {cell.generated_tokens:9}  {cell.concurrency:8}  "
+            f"{_figure(cell.prefill_per_s, 13, 1)}  {_figure(cell.prefill_fraction, 8, 3)}  "
+            f"{cell.decode_per_s:12.1f}  {cell.decode_fraction:8.3f}  {cell.first_token_s:13.3f}  "
+            f"{cell.round_us:8.0f}  {cell.host_us:7.0f}"
+        )
+    if any(cell.is_imagined for cell in cells):
+        print("* prompts not processed: decoded behind a random cache")
+
+
+def _figure(value: float | None, width: int, digits: int) -> str:
+    return "-".rjust(width) if value is None else f"{value:{width}.{digits}f}"
 
 
 def _check_grid(options: argparse.Namespace) -> None:
@@ -112,12 +169,16 @@ def _check_grid(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {low}")
     if not all(1 <= count <= MAX_CONCURRENCY for count in options.concurrency):
         raise UsageError(f"--concurrency takes numbers from 1 to {MAX_CONCURRENCY}")
-    if not all(length >= 1 for length in options.prompt_lens):
-        raise UsageError("--prompt-lens takes numbers from 1 on")
+    if not all(length >= 1 for length in options.prompt_lens + options.context):
+        raise UsageError("--prompt-lens and --context take numbers from 1 on")
+    if (options.model is None) is (options.synthetic is None):
+        raise UsageError("either an artifact or --synthetic ID is measured")
+    if options.context and options.synthetic is None:
+        raise UsageError("--context needs --synthetic: an artifact's prompts are processed")
 
 
-def _check_context(engine: Engine, options: argparse.Namespace) -> None:
-    longest = max(options.prompt_lens) + options.gen_len
+def _check_context(engine: Engine, plans: list[CellPlan]) -> None:
+    longest = max(plan.prompt_tokens + plan.generated_tokens for plan in plans)
     if longest > engine.config.max_context:
         raise UsageError(
             f"{longest} tokens of prompt and answer do not fit the context of "
@@ -125,49 +186,5 @@ def _check_context(engine: Engine, options: argparse.Namespace) -> None:
         )
 
 
-def _measure(
-    engine: Engine, prompt_len: int, concurrency: int, options: argparse.Namespace
-) -> Cell:
-    for _ in range(options.warmup):
-        _run_once(engine, prompt_len, concurrency, options.gen_len)
-    runs = [
-        _run_once(engine, prompt_len, concurrency, options.gen_len) for _ in range(options.repeat)
-    ]
-    first_s = statistics.median(first for first, _ in runs)
-    decode_s = statistics.median(decode for _, decode in runs)
-    return Cell(
-        prompt_tokens=prompt_len,
-        generated_tokens=options.gen_len,
-        concurrency=concurrency,
-        prefill_per_s=prompt_len * concurrency / first_s,
-        decode_per_s=(options.gen_len - 1) * concurrency / decode_s if decode_s else 0.0,
-        first_token_s=first_s,
-    )
-
-
-def _run_once(
-    engine: Engine, prompt_len: int, concurrency: int, gen_len: int
-) -> tuple[float, float]:
-    """Return seconds to the slowest first token, and from there to the last token."""
-    addressable = engine.frontend.tokenizer.addressable
-    request = RequestOptions(
-        sampling=SamplingParams(temperature=0.0),
-        max_new_tokens=gen_len,
-        output=OutputOptions(ignore_eos=True),
-        cache=CacheMode.DISABLED,
-    )
-    prompts = []
-    for row in range(concurrency):
-        ids = [(row + index * PROMPT_SEED_STEP) % addressable for index in range(prompt_len)]
-        prompts.append(engine.frontend.prepare_tokens(ids))
-    with ExitStack() as stack:
-        begin = time.perf_counter()
-        handles = [stack.enter_context(engine.submit(prompt, request)) for prompt in prompts]
-        timings = [handle.result().timings for handle in handles]
-        total = time.perf_counter() - begin
-    first = max(timing.queue_s + timing.prefill_s for timing in timings)
-    return first, total - first
-
-
 def _list(text: str) -> list[int]:
-    return [integer(item) for item in text.split(",")]
+    return [integer(item) for item in text.split(",") if item]

@@ -173,6 +173,8 @@ class ModelPackage:
         signature: (hidden, layers) by which a checkpoint without fixed geometry is recognised.
         vocabulary_format: groupwise format of embedding and head, where the family's differs.
         precise_down_layers: layers whose groupwise routed down projection is Q6 instead of Q5.
+        usual_geometry: text dimensions of the published checkpoint, where they travel; kernels are
+            compiled ahead for them.
     """
 
     model_id: str
@@ -183,3 +185,16 @@ class ModelPackage:
     signature: tuple[int, int] | None = None
     vocabulary_format: TensorFormat | None = None
     precise_down_layers: frozenset[int] = frozenset()
+    usual_geometry: Geometry | None = None
+
+    @property
+    def expected_geometry(self) -> Geometry:
+        """Dimensions to expect before an artifact is seen.
+
+        Raises:
+            ValueError: nobody knows any.
+        """
+        geometry = self.geometry or self.usual_geometry
+        if geometry is None:
+            raise ValueError(f"{self.model_id} has no usual geometry")
+        return geometry

@@ -8,6 +8,7 @@ behind the frontier, so dropping its result needs no device work. Whose rows the
 becomes of the tokens, is Program's business.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,7 @@ from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.decode_graph import DecodeGraphs
 from ninfer.program.round_io import DecodeRow, RoundIo
+from ninfer.program.round_times import RoundClock
 from ninfer.tensor import Tensor
 
 _IDLE_ROW: Final = DecodeRow(0, 0, (0, 0, 0), 0, 0, 0, False, SamplingParams())
@@ -37,6 +39,9 @@ class DecodeRound:
         addressable: ids below this may be chosen.
         max_rows: largest B.
         use_graphs: whether to capture, or to run the same sequence eagerly.
+
+    Attributes:
+        clock: takes the times of rounds.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class DecodeRound:
         self._counts: Final = counts
         self._io: Final = io
         self._addressable: Final = addressable
+        self.clock: Final = RoundClock()
         self._activations: Final[tuple[TextActivations, ...]] = tuple(
             carve_activations(ctx, model.geometry, rows, workspace)
             for rows in range(1, max_rows + 1)
@@ -82,12 +88,28 @@ class DecodeRound:
         Raises:
             InvariantError: the device reported a fault, or chose what cannot be chosen.
         """
+        self.clock.begin(len(rows))
         self._io.upload_decode(self._ctx.stream, rows)
         self._graphs.launch(len(rows))
         tokens = self._io.download_sampled(self._ctx.stream, len(rows))
         if not all(0 <= token < self._addressable for token in tokens):
             raise InvariantError(f"a round chose {tokens}; ids end at {self._addressable - 1}")
         return tokens
+
+    def replay(self, num_rows: int, count: int) -> float:
+        """Run the newest round of that many rows again and again; for measurement.
+
+        What it writes is nobody's, so no sequence may be active.
+
+        Returns:
+            Seconds of one round when nothing on the host comes between.
+        """
+        self._ctx.stream.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            self._graphs.launch(num_rows)
+        self._ctx.stream.synchronize()
+        return (time.perf_counter() - begin) / count
 
     def close(self) -> None:
         """Drop the graphs; idempotent."""

@@ -28,12 +28,20 @@ class KvPlanes:
 
     layers: tuple[PagedKv, ...]
 
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """Every plane once: codes, and scales where there are any."""
+        return tuple(
+            plane
+            for layer in self.layers
+            for plane in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+            if plane is not None
+        )
+
     def copy_page(self, stream: Stream, source: int, destination: int) -> None:
         """Make page group ``destination`` equal to ``source``."""
-        for layer in self.layers:
-            for plane in (layer.keys, layer.values, layer.key_scales, layer.value_scales):
-                if plane is not None:
-                    stream.copy(plane.rows(destination, 1), plane.rows(source, 1))
+        for plane in self.planes:
+            stream.copy(plane.rows(destination, 1), plane.rows(source, 1))
 
 
 def element_dtype(kv_dtype: KvDtype, activation_dtype: DType, device_kind: str) -> DType:

@@ -30,6 +30,7 @@ from ninfer.program.decode_round import DecodeRound
 from ninfer.program.physical_stores import PhysicalStores, SequenceView
 from ninfer.program.prefill import Prefill, chunk_stop
 from ninfer.program.round_io import DecodeRow, PrefillChunk, RoundIo
+from ninfer.program.round_times import RoundTimes
 from ninfer.program.sequence_table import SequencePhase, prefix_axes
 from ninfer.program.state_planes import StatePlanes
 from ninfer.program.state_store import SlotCopy
@@ -186,6 +187,19 @@ class ModelUnits:
             raise InvariantError("forced tokens have no logits")
         return self._on_device.io.download_logits(self._on_device.stream, len(batch.rows))
 
+    def imagine_prompts(self, is_imagined: bool) -> None:
+        """Take prompts as processed without processing them, or process them again."""
+        self._on_device.prefill.is_imagined = is_imagined
+
+    def round_times(self) -> RoundTimes:
+        """Durations of the decode rounds since the last call."""
+        return self._on_device.decode.clock.take()
+
+    def replay_rounds(self, num_rows: int, count: int) -> float:
+        """Seconds of the newest round of that many rows, repeated without host work between."""
+        self._expect_nothing_pending()
+        return self._on_device.decode.replay(num_rows, count)
+
     def _decode_row(self, view: SequenceView, mask: TokenMask | None) -> DecodeRow:
         return DecodeRow(
             token=view.anchor,
@@ -208,6 +222,7 @@ class ModelUnits:
     def _run_columns(self, view: SequenceView, tokens: Sequence[int], num_counted: int) -> None:
         """Run known tokens from the view's frontier on, chunk by chunk."""
         self._note_new_tables()
+        self._on_device.decode.clock.interrupt()
         start, end = view.frontier, view.frontier + len(tokens)
         first, fold = start, view.pending_fold
         while first < end:

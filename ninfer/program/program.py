@@ -131,6 +131,14 @@ class ModelProgram:
         """Read back the logits of a pending decode round, [B, vocab_rows]; for diagnostics."""
         return self._generation().units.pending_logits(batch)
 
+    @property
+    def rounds(self) -> ModelUnits:
+        """Measurement of decode rounds: `ModelUnits.round_times` and its neighbours.
+
+        Only while no request is active: the worker thread uses the same.
+        """
+        return self._generation().units
+
     def score_window(self, tokens: Sequence[int]) -> WindowScores:
         """Score one window of text; only on a Program built for scoring.
 

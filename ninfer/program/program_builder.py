@@ -44,6 +44,12 @@ from ninfer.program.resource_transaction import ResourceTransitions
 from ninfer.program.round_io import PrefillChunk, RoundIo, RoundShape
 from ninfer.program.scoring_window import HEAD_ROWS, ScoringStaging, ScoringWindow
 from ninfer.program.state_planes import StatePlanes
+from ninfer.program.synthetic_weights import (
+    SyntheticWeights,
+    imagine_cache,
+    synthesise_weights,
+)
+from ninfer.program.timeline import Timeline
 from ninfer.program.weight_loader import (
     Progress,
     load_weights,
@@ -61,18 +67,21 @@ _SCORING: Final = "scoring"
 def build_program(
     config: EngineConfig,
     bound: BoundModel,
-    reader: ArtifactReader,
+    reader: ArtifactReader | SyntheticWeights,
     device: Device,
     progress: Progress | None = None,
+    timeline: Timeline | None = None,
 ) -> ModelProgram:
     """Build the Program of one model; the caller keeps owning ``reader`` and ``device``.
 
     Args:
         config: start-up options; its purpose decides which calls the Program accepts.
         bound: the checked artifact.
-        reader: the open artifact; not needed any more when this returns.
+        reader: the open artifact, or what stands in for one; not needed any more when this
+            returns.
         device: where everything lives.
         progress: told (bytes loaded, bytes in all) while weights are loaded.
+        timeline: notes how long the steps took.
 
     Raises:
         ConfigurationError: an option does not fit this model or device.
@@ -82,8 +91,10 @@ def build_program(
     _refuse_unsupported(config)
     _check_context(config, bound)
     with ExitStack() as stack:
-        builder = _Builder(config, bound, device, stack)
+        timeline = timeline or Timeline()
+        builder = _Builder(config, bound, device, stack, timeline)
         weights = builder.load(reader, progress)
+        timeline.note("weights")
         plan = builder.plan()
         parts = builder.assemble(weights, plan)
         return ModelProgram(parts, plan, stack.pop_all())
@@ -104,23 +115,37 @@ class _Builder:
     """Makes the parts in order; each arena goes onto the stack as it is made."""
 
     def __init__(
-        self, config: EngineConfig, bound: BoundModel, device: Device, stack: ExitStack
+        self,
+        config: EngineConfig,
+        bound: BoundModel,
+        device: Device,
+        stack: ExitStack,
+        timeline: Timeline,
     ) -> None:
         self._config: Final = config
         self._bound: Final = bound
         self._device: Final = device
         self._stack: Final = stack
+        self._timeline: Final = timeline
         self._ctx: Final[OpContext] = make_context(device, device.stream())
         self._extents: Final = _extents(config, bound, device)
         self._weights_bytes = 0
+        self._imagination: SyntheticWeights | None = None
 
-    def load(self, reader: ArtifactReader, progress: Progress | None) -> TextWeights:
+    def load(
+        self, reader: ArtifactReader | SyntheticWeights, progress: Progress | None
+    ) -> TextWeights:
         """Load what the configuration needs and view the text model's part of it."""
         objects = resident_objects(self._bound, resident_groups(self._config))
         self._weights_bytes = weight_bytes(self._ctx, objects)
         arena = self._device.arena("weights", self._weights_bytes)
         self._stack.callback(arena.close)
-        loaded = load_weights(self._ctx, reader, objects, arena, progress)
+        match reader:
+            case SyntheticWeights():
+                self._imagination = reader
+                loaded = synthesise_weights(self._ctx, reader, objects, arena, progress)
+            case _:
+                loaded = load_weights(self._ctx, reader, objects, arena, progress)
         return text_weights(self._bound, loaded.matrices, loaded.tensors)
 
     def plan(self) -> MemoryPlan:
@@ -142,8 +167,11 @@ class _Builder:
         kv = kv_planes.take_planes(
             self._arena(plan, KV), geometry, plan.num_main_pages, extents.kv_dtype, io.block_table
         )
+        if self._imagination is not None:
+            imagine_cache(self._ctx, kv.planes, self._imagination.seed)
         model = TextModel(geometry, weights, TextCaches(kv.layers, state.layers))
         io.start(self._ctx.stream)
+        self._timeline.note("arenas")
         match config.purpose:
             case Purpose.GENERATION:
                 return self._generation(model, state, kv, io, workspace, plan)
@@ -205,9 +233,11 @@ class _Builder:
             use_graphs=config.use_graphs,
         )
         self._stack.callback(decode.close)
+        self._timeline.note("decode warm-up and graphs")
         prefill = Prefill(ctx, model, state.counts, io, workspace)
         # Compiles and loads what only prefill needs; what it writes belongs to nobody yet.
         prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
+        self._timeline.note("prefill warm-up")
         # Drawn, not counted or an address: handles of a Program that is gone match no later one.
         stores = PhysicalStores(shape, secrets.randbits(63), io.table_mirror)
         executors = UnitExecutors(

@@ -1,0 +1,262 @@
+"""Where the time of a decode round and of a prefill chunk goes, op by op, on synthetic models.
+
+    python -m benchmarks.gpu_rounds FOLDER MODEL[:PROFILE] [MODEL...] [--rows 1,8] [--context 8192]
+    python -m benchmarks.gpu_rounds --compile FOLDER MODEL [MODEL...]
+
+For each model: the start, a real prefill with a decode behind it, decoding behind an imagined
+context, and then each op of the schedule alone, captured in the order and on the operands of the
+real round. ``sum`` over ``whole`` tells what the ops gain from following one another. FOLDER holds
+prebuilt kernels; ``--compile`` brings it up to date and removes what is no longer declared.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+from ninfer.cli.bench_measures import CellPlan, Machine, measure_cell, measure_machine
+from ninfer.config import EngineConfig
+from ninfer.models.package import GROUPWISE_INT
+from ninfer.program.round_io import PrefillChunk
+from ninfer.runtime import Engine, SyntheticModel
+from ninfer.tensor import LinearInput, Matrix, Tensor
+from ninfer.tensor_formats import encoded_bytes
+
+REPLAYS: Final = 5
+FAMILIES: Final = (
+    *("attention", "embedding", "gated_delta", "kv_cache", "linear", "moe", "norm", "pointwise"),
+    "sampling",
+)
+LAUNCHERS: Final = {
+    *("paged_decode", "paged_prefill", "gather", "decode", "prefill", "append", "project"),
+    *("project_add", "route", "experts", "rms_norm", "swiglu", "count_tokens", "sample"),
+}
+
+
+class Sieve:
+    """A kernel table that lets through the ops it is told to, and notes all that were asked for."""
+
+    def __init__(self, table: ModuleType) -> None:
+        self.kept: str | None = None
+        self.calls: Counter[str] = Counter()
+        self.nbytes: dict[str, int] = {}
+        self.table: Any = SimpleNamespace(
+            **{name: self._family(name, getattr(table, name)) for name in FAMILIES}
+        )
+
+    def _family(self, name: str, module: ModuleType) -> SimpleNamespace:
+        members = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+        for key in LAUNCHERS & members.keys():
+            members[key] = self._launcher(name, key, members[key])
+        return SimpleNamespace(**members)
+
+    def _launcher(self, family: str, name: str, launch: Callable[..., None]) -> Callable[..., None]:
+        def call(stream: Any, *args: Any) -> None:
+            label = f"{family}.{name}{_suffix(args)}"
+            self.calls[label] += 1
+            self.nbytes[label] = _matrix_bytes(args)
+            if self.kept in (None, label):
+                launch(stream, *args)
+
+        return call
+
+
+def _suffix(args: tuple[Any, ...]) -> str:
+    shapes = [
+        f" {arg.format.name} {arg.num_rows}x{arg.num_columns}"
+        for arg in args
+        if isinstance(arg, Matrix)
+    ]
+    if shapes:
+        return "".join(shapes)
+    widths = [arg for arg in args if isinstance(arg, LinearInput)]
+    return f" {widths[-1].width}" if widths else ""
+
+
+def _matrix_bytes(args: tuple[Any, ...]) -> int:
+    matrices = [arg for arg in args if isinstance(arg, Matrix)]
+    return sum(encoded_bytes(arg.format, (arg.num_rows, arg.num_columns)) for arg in matrices)
+
+
+def breakdown(
+    stream: Any, sieve: Sieve, enqueue: Callable[[], None], machine: Machine
+) -> list[str]:
+    """Time the whole sequence, then each op of it alone."""
+
+    def timed(label: str | None) -> float:
+        sieve.kept = label
+        stream.begin_capture()
+        enqueue()
+        graph = stream.end_capture()
+        times = []
+        for _ in range(REPLAYS):
+            start = stream.record()
+            graph.launch(stream)
+            end = stream.record()
+            end.synchronize()
+            times.append(end.elapsed_ms(start) * 1e3)
+        graph.close()
+        return float(sorted(times)[len(times) // 2])
+
+    sieve.calls.clear()
+    whole = timed(None)
+    calls = dict(sieve.calls)
+    found = {label: timed(label) for label in calls}
+    lines = []
+    for label, us in sorted(found.items(), key=lambda item: -item[1]):
+        count = calls[label]
+        rate = sieve.nbytes[label] * count / us / 1e3
+        of_copy = f"{rate / machine.copy_gb_s:6.3f}" if rate else "     -"
+        lines.append(
+            f"  {us:9.1f} us {100 * us / whole:5.1f}%  {count:4} x {us / count:8.2f} us "
+            f"{of_copy}  {label}"
+        )
+    total = sum(found.values())
+    return [f"  whole {whole:.1f} us, sum of the ops alone {total:.1f} us", *lines]
+
+
+def measure(
+    source: SyntheticModel, machine: Machine, options: argparse.Namespace
+) -> dict[str, object]:
+    """Everything about one model."""
+    say = sys.stderr.write
+    rows, context = options.rows, options.context
+    config = EngineConfig(
+        device="0",
+        max_concurrency=max(rows),
+        max_context=context + 256,
+        prefill_chunk=options.chunk,
+    )
+    begin = time.perf_counter()
+    with Engine(source, config=config) as engine:
+        ready = time.perf_counter() - begin
+        steps = {step: round(seconds, 3) for step, seconds in engine.start_seconds.items()}
+        say(f"\n== {source.model_id} {source.weights_id}: ready in {ready:.2f} s {steps}\n")
+        plans = [CellPlan(context, 33, 1)]
+        plans += [CellPlan(context, 65, count, is_imagined=True) for count in rows]
+        cells = []
+        for plan in plans:
+            cell = measure_cell(engine, machine, plan, warmup=0, repeat=1)
+            cells.append(cell)
+            prefill = "imagined" if cell.prefill_per_s is None else f"{cell.prefill_per_s:.0f}"
+            say(
+                f"B={cell.concurrency} prefill {prefill} tok/s ({cell.prefill_fraction}), decode "
+                f"{cell.decode_per_s:.1f} tok/s, {cell.decode_fraction:.3f} of its ceiling; round "
+                f"{cell.round_us:.0f} us, device {cell.device_us:.0f}, host {cell.host_us:.0f}\n"
+            )
+        parts = engine.rounds._on_device
+        decode, prefill_unit = parts.decode, parts.prefill
+        ctx = decode._ctx
+        sieve = Sieve(ctx.kernels)
+        stood_in = replace(ctx, kernels=sieve.table)
+        object.__setattr__(decode, "_ctx", stood_in)
+        object.__setattr__(prefill_unit, "_ctx", stood_in)
+        for count in rows if not options.brief else []:
+            say(f"decode round, B={count}\n")
+            # The header of the newest round of this size is on the device if it came last.
+            measure_cell(engine, machine, CellPlan(context, 2, count, True), warmup=0, repeat=1)
+            lines = breakdown(ctx.stream, sieve, partial(decode._enqueue, count), machine)
+            say("\n".join(lines) + "\n")
+        if not options.brief:
+            say(f"prefill of {options.chunk} tokens behind {context - options.chunk}\n")
+            lines = breakdown(
+                ctx.stream, sieve, _chunk(prefill_unit, options.chunk, context), machine
+            )
+            say("\n".join(lines) + "\n")
+        return {"model": source.model_id, "ready_s": ready, "start": steps, "cells": cells}
+
+
+def _chunk(prefill: Any, columns: int, context: int) -> Callable[[], None]:
+    """The sequence of one chunk that ends at the context, without its upload."""
+    from ninfer.models.qwen_hybrid import text
+    from ninfer.models.qwen_hybrid.activations import carve_activations
+
+    first = context - columns
+    axis = range(first, context)
+    tokens = [(7919 * place) % 5000 for place in axis]
+    stream = prefill._ctx.stream
+    inputs = prefill._io.upload_prefill(
+        stream, PrefillChunk(tokens, first, (axis, axis, axis), 0, 0, fold=0)
+    )
+    stream.synchronize()
+    storage: Tensor = prefill._workspace
+
+    def enqueue() -> None:
+        ctx = prefill._ctx
+        activations = carve_activations(ctx, prefill._model.geometry, columns, storage)
+        text.prefill_columns(ctx, prefill._model, inputs.columns, activations)
+
+    return enqueue
+
+
+def compile_folder(folder: Path, models: list[str]) -> None:
+    """Bring a folder up to date and drop what nothing declares any more."""
+    from ninfer.compilation import DEFAULT_TARGET, declared_kernels
+    from ninfer.cuda.module import KernelCache, mark_prebuilt
+
+    cache = KernelCache(folder)
+    kernels = declared_kernels(models)
+    wanted = set()
+    for number, kernel in enumerate(kernels, 1):
+        cache.compiled(kernel, DEFAULT_TARGET)
+        wanted.add(
+            f"{kernel.name}.{DEFAULT_TARGET}.{cache._key(kernel, DEFAULT_TARGET)[:32]}.kernel"
+        )
+        sys.stderr.write(f"\r{number} of {len(kernels)} kernels")
+    mark_prebuilt(folder)
+    for path in folder.glob("*.kernel"):
+        if path.name not in wanted:
+            path.unlink()
+    sys.stderr.write("\n")
+
+
+def main() -> None:
+    """Compile, or measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--brief", action="store_true")
+    parser.add_argument(
+        "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
+    )
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--chunk", type=int, default=1024)
+    options = parser.parse_args()
+    sources = [(*name.split(":"), GROUPWISE_INT)[:2] for name in options.models]
+    if options.compile:
+        compile_folder(options.folder, [model_id for model_id, _ in sources])
+        return
+    from ninfer import model_stack
+    from ninfer.cuda.device import CudaDevice
+    from ninfer.cuda.module import prebuilt
+
+    cache = prebuilt(options.folder)
+    model_stack._open_cuda = lambda ordinal: CudaDevice(ordinal, cache)
+    machine = measure_machine("0", None)
+    sys.stderr.write(f"{machine}\n")
+    documents = [
+        measure(SyntheticModel(model_id, profile), machine, options)
+        for model_id, profile in sources
+    ]
+    if "OUT" in os.environ:
+        text = json.dumps({"machine": machine, "models": documents}, default=_plain, indent=1)
+        (Path(os.environ["OUT"]) / "gpu_rounds.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    from dataclasses import asdict
+
+    return asdict(value)
+
+
+if __name__ == "__main__":
+    main()
