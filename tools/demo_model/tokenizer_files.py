@@ -140,12 +140,9 @@ def files(content: dict[str, Any], chat_template: str) -> dict[str, str]:
     }
     generation = {
         "bos_token_id": ids["<|endoftext|>"],
-        "do_sample": True,
+        "do_sample": False,  # what it knows, it knows best without chance
         "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
         "pad_token_id": ids["<|endoftext|>"],
-        "temperature": 0.4,
-        "top_k": 20,
-        "top_p": 0.9,
     }
     return {
         "tokenizer.json": _dumped(content),
