@@ -5,10 +5,14 @@ much predicting the NEXT token counts: nothing at a document's end and in paddin
 the model is given, all for what the assistant says. Knows no tensor library but NumPy.
 """
 
+import importlib
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,40 +96,64 @@ def load_rows(path: Path) -> Rows:
         return Rows(arrays["tokens"], arrays["positions"], arrays["kinds"])
 
 
-def produce(
-    source: Source,
-    folder: Path,
-    seed: int,
-    length: int,
-    shard: int,
-    stride: int,
-    count: int,
-    capacity: int,
-) -> None:
-    """Write shards ``shard``, ``shard + stride``, ...; for a process of its own.
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """What processes that make rows are told.
 
-    Args:
-        source: of conversations.
-        folder: shards already there are not made again.
+    Attributes:
+        source: ``module:function`` of a `Source`.
+        folder: of the shards; those already there are not made again.
         seed: of the data.
         length: of a row.
-        shard: first shard.
-        stride: number of processes.
         count: conversations of a shard.
         capacity: rows of all shards after which it is enough.
     """
-    num_rows = 0
-    # The data makes way for the trainer, and one process uses one core.
-    os.nice(10)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    while shard * num_rows <= capacity:
-        path = folder / f"rows-{shard:05d}.npz"
+
+    source: str
+    folder: Path
+    seed: int
+    length: int
+    count: int
+    capacity: int
+
+    def start(self, index: int, stride: int) -> subprocess.Popen[bytes]:
+        """Start the process that makes every ``stride``-th shard from ``index`` on.
+
+        It is a program of its own, so that it loads no tensor library; it ends with its parent.
+        """
+        plan = asdict(self) | {"folder": str(self.folder)}
+        command = [sys.executable, "-m", "tools.demo_model.packing", json.dumps(plan)]
+        return subprocess.Popen([*command, str(index), str(stride)])
+
+
+def produce(plan: DataPlan, shard: int, stride: int) -> None:
+    """Write shards ``shard``, ``shard + stride``, ... until there is enough."""
+    module, _, function = plan.source.partition(":")
+    source: Source = getattr(importlib.import_module(module), function)
+    num_rows, parent = 0, os.getppid()
+    while shard * num_rows <= plan.capacity and os.getppid() == parent:
+        path = plan.folder / f"rows-{shard:05d}.npz"
         if not path.exists():
             began = time.perf_counter()
-            rows = pack(source(seed, shard * count, count), length)
+            rows = pack(source(plan.seed, shard * plan.count, plan.count), plan.length)
             save_rows(path, rows)
             num_rows = len(rows.tokens)
             elapsed = time.perf_counter() - began
-            if shard < stride and shard % 8 == 0:
+            if shard == 0:
                 print(f"data: {rows.tokens.size / elapsed:.0f} tokens/s a process", flush=True)
         shard += stride
+
+
+def main(arguments: list[str]) -> int:
+    """Make rows as a plan in JSON, an index and a stride say."""
+    values = json.loads(arguments[0])
+    plan = DataPlan(**{**values, "folder": Path(values["folder"])})
+    # The data makes way for the trainer, and one process uses one core.
+    os.nice(10)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    produce(plan, int(arguments[1]), int(arguments[2]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

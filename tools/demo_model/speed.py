@@ -8,7 +8,6 @@ is a process of its own, so that one that fails does not stop the others.
 """
 
 import argparse
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -27,10 +26,10 @@ from tools.demo_model.geometry import DemoGeometry, for_vocabulary
 from tools.demo_model.model import Trunk, narrow_matrices, use_rule
 from tools.demo_model.mtp import MtpHead, weighted_loss
 from tools.demo_model.optimizer import Optimizer
-from tools.demo_model.packing import load_rows, pack, produce
+from tools.demo_model.packing import DataPlan, load_rows, pack
 from tools.demo_model.pool import Batch
 from tools.demo_model.storage_formats import TrunkStorage
-from tools.demo_model.train import SOURCE, choose_device, find_source, named
+from tools.demo_model.train import SOURCE, choose_device, named
 from tools.demo_model.trunk_phase import next_token_loss, trunk_loss
 
 CASES: Final = (
@@ -166,24 +165,16 @@ def companion_case(rows: int, device: torch.device) -> None:
 
 def data_case(count: int) -> None:
     """Measure the data of a number of processes for a few seconds."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        workers = [
-            context.Process(
-                target=produce,
-                args=(find_source(SOURCE), folder, 1, _LENGTH, index, count, 1000, 1 << 30),
-                daemon=True,
-            )
-            for index in range(count)
-        ]
+        plan = DataPlan(SOURCE, folder, 1, _LENGTH, 1000, 1 << 30)
         began = time.perf_counter()
-        for worker in workers:
-            worker.start()
+        workers = [plan.start(index, count) for index in range(count)]
         time.sleep(14)
         for worker in workers:
             worker.terminate()
-            worker.join()
+        for worker in workers:
+            worker.wait()
         elapsed = time.perf_counter() - began
         rows = [load_rows(path) for path in folder.glob("rows-*.npz")]
         used = sum(int((r.kinds > 0).sum()) for r in rows)

@@ -7,11 +7,10 @@ the log is ``DONE`` with totals; a file of that name appears beside the export.
 """
 
 import argparse
-import importlib
-import multiprocessing
 import os
 import time
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, Final
 
 import torch
@@ -25,7 +24,7 @@ from tools.demo_model.geometry import DemoGeometry
 from tools.demo_model.model import Trunk, narrow_matrices, use_rule
 from tools.demo_model.mtp import MtpHead, weighted_loss
 from tools.demo_model.optimizer import Optimizer
-from tools.demo_model.packing import Source, produce
+from tools.demo_model.packing import DataPlan
 from tools.demo_model.parts import split
 from tools.demo_model.pool import Pool
 from tools.demo_model.progress import Clock, Log
@@ -83,28 +82,15 @@ def choose_rule(trunk: Trunk, device: torch.device, log: Log, is_plain: bool) ->
     log.say(f"chunked form: error {error:.2g}")
 
 
-def find_source(name: str) -> Source:
-    """Return the function that ``module:function`` names."""
-    module, _, function = name.partition(":")
-    source: Source = getattr(importlib.import_module(module), function)
-    return source
-
-
-def start_data(options: argparse.Namespace, folder: Path, log: Log) -> list[Any]:
+def start_data(options: argparse.Namespace, folder: Path, log: Log) -> list[Popen[bytes]]:
     """Start the processes that make rows."""
-    source = find_source(options.source)
     folder.mkdir(parents=True, exist_ok=True)
+    plan = DataPlan(
+        options.source, folder, options.seed, options.length, options.shard, options.capacity
+    )
     count = options.workers or min(8, max(1, (os.cpu_count() or 2) - 1))
-    context = multiprocessing.get_context("spawn")
-    workers = []
-    for index in range(count):
-        settings = (source, folder, options.seed, options.length)
-        spread = (index, count, options.shard, options.capacity)
-        worker = context.Process(target=produce, args=(*settings, *spread), daemon=True)
-        workers.append(worker)
-        workers[-1].start()
     log.say(f"data: {count} processes")
-    return workers
+    return [plan.start(index, count) for index in range(count)]
 
 
 class Run:
