@@ -83,7 +83,7 @@ def collect_resources(
             contents[DRAFT_CONFIG] = draft.config_bytes
     for name in (*TEXT_RESOURCES, *MEDIA_RESOURCES):
         file_name = name.removeprefix(_FRONTEND)
-        is_optional = package.is_test_model and name in MEDIA_RESOURCES
+        is_optional = package.is_media_optional and name in MEDIA_RESOURCES
         content = _content(checkpoint, file_name, is_optional, notes)
         if content is not None:
             _check_content(file_name, content)

@@ -169,7 +169,8 @@ class ModelPackage:
         family: inventory and schedule variant.
         geometry: fixed dimensions, or None when the artifact's ``model/config.json`` gives them.
         weights_ids: storage profiles the package can run.
-        is_test_model: needs only the four text resources.
+        is_test_model: any small geometry; needs only the four text resources.
+        is_text_only: published without a vision tower; needs only the four text resources.
         signature: (hidden, layers) by which a checkpoint without fixed geometry is recognised.
         vocabulary_format: groupwise format of embedding and head, where the family's differs.
         precise_down_layers: layers whose groupwise routed down projection is Q6 instead of Q5.
@@ -182,10 +183,16 @@ class ModelPackage:
     geometry: Geometry | None
     weights_ids: frozenset[str]
     is_test_model: bool = False
+    is_text_only: bool = False
     signature: tuple[int, int] | None = None
     vocabulary_format: TensorFormat | None = None
     precise_down_layers: frozenset[int] = frozenset()
     usual_geometry: Geometry | None = None
+
+    @property
+    def is_media_optional(self) -> bool:
+        """Whether the resources of images and videos may be missing."""
+        return self.is_test_model or self.is_text_only
 
     @property
     def expected_geometry(self) -> Geometry:

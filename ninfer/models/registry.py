@@ -7,7 +7,14 @@ recognised by ``qwen_hybrid.recognition``.
 from typing import Final
 
 from ninfer.models.package import ModelPackage
-from ninfer.models.packages import qwen3_5_small, qwen3_6_27b, qwen3_6_35b_a3b, qwen3_8_27b, tiny
+from ninfer.models.packages import (
+    demo,
+    qwen3_5_small,
+    qwen3_6_27b,
+    qwen3_6_35b_a3b,
+    qwen3_8_27b,
+    tiny,
+)
 
 PACKAGES: Final = (
     qwen3_6_27b.PACKAGE,
@@ -17,6 +24,7 @@ PACKAGES: Final = (
     qwen3_5_small.QWEN3_5_2B,
     qwen3_5_small.QWEN3_5_4B,
     qwen3_5_small.QWEN3_5_9B,
+    demo.PACKAGE,
     tiny.TINY_DENSE,
     tiny.TINY_MOE,
 )

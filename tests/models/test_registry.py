@@ -1,6 +1,7 @@
 """Identities of the closed list, and which checkpoint is which."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ninfer.models.qwen_hybrid.geometry import geometry_from_config
 from ninfer.models.qwen_hybrid.recognition import check_package, recognise
 from ninfer.models.registry import lookup, model_ids
 from tests.support.golden import GOLDEN
+from tools.demo_model.geometry import for_vocabulary, model_config, small
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
@@ -65,7 +67,7 @@ _35B: dict[str, Any] = {
 }
 
 
-def test_registry_holds_the_published_models_and_two_test_models() -> None:
+def test_registry_holds_the_published_models_the_demo_and_two_test_models() -> None:
     assert set(model_ids()) == {
         "qwen3.6-27b",
         "qwen3.6-35b-a3b",
@@ -74,6 +76,7 @@ def test_registry_holds_the_published_models_and_two_test_models() -> None:
         "qwen3.5-2b",
         "qwen3.5-4b",
         "qwen3.5-9b",
+        "demo",
         "tiny-dense",
         "tiny-moe",
     }
@@ -121,6 +124,22 @@ def test_golden_checkpoints_are_test_models(case: str, model_id: str) -> None:
 )
 def test_published_sizes_are_recognised(model_id: str, changes: dict[str, Any]) -> None:
     assert recognise(_published(**changes)).model_id == model_id
+
+
+def test_shipped_demo_checkpoint_is_recognised_and_has_the_usual_dimensions() -> None:
+    config = model_config(for_vocabulary(8170))
+
+    package = recognise(config)
+
+    assert package.model_id == "demo"
+    found = geometry_from_config(config)
+    assert replace(found, has_mtp=False) == package.usual_geometry
+
+
+def test_other_small_sizes_stay_test_models() -> None:
+    config = model_config(small(8170))
+
+    assert recognise(config).model_id == "tiny-dense"
 
 
 def test_two_releases_of_one_architecture_must_be_told_apart_by_the_caller() -> None:

@@ -145,7 +145,7 @@ def _resources(package: ModelPackage, draft_group: ObjectGroup | None) -> Iterat
     for name in TEXT_RESOURCES:
         yield ExpectedObject(name, (), None, resource)
     for name in MEDIA_RESOURCES:
-        is_optional = package.is_test_model
+        is_optional = package.is_media_optional
         yield ExpectedObject(name, (), None, resource, is_optional=is_optional)
 
 

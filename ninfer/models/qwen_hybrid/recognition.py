@@ -13,7 +13,7 @@ from ninfer.models.package import Family, Geometry, ModelPackage
 from ninfer.models.qwen_hybrid.geometry import geometry_from_config
 from ninfer.models.registry import PACKAGES
 
-# A checkpoint narrower than every published one can only be a test model.
+# A checkpoint narrower than every published one is a test model, if no other package names it.
 _TEST_MODEL_HIDDEN_LIMIT: Final = 1024
 
 
@@ -28,6 +28,7 @@ def recognise(config: Mapping[str, object]) -> ModelPackage:
     fits = [
         package for package in PACKAGES if package.family is family and _fits(package, geometry)
     ]
+    fits = [package for package in fits if not package.is_test_model] or fits
     match fits:
         case [package]:
             return package
