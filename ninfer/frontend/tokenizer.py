@@ -132,7 +132,9 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
-        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+        # Only the form for many texts lets other threads run meanwhile.
+        encoded = self._model.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoded[0].ids
         return ids
 
 

@@ -1,6 +1,8 @@
 """The tokenizer against golden ids and against the library's own handling of added tokens."""
 
 import json
+import threading
+import time
 import unicodedata
 from typing import Any
 
@@ -107,6 +109,21 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: object) -> None:
 
     assert caught.value.code == "invalid_token_id"
     assert caught.value.field == "tokens[0]"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    text = "a b " * 50_000
+    thread = threading.Thread(
+        target=TOKENIZER.encode, args=(text,), kwargs={"parse_special": False}
+    )
+    num_turns = 0
+
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0)
+        num_turns += 1
+
+    assert num_turns > 100  # A handful when encoding keeps the interpreter to itself.
 
 
 def test_lone_surrogate_is_refused_with_its_place() -> None:
