@@ -14,6 +14,10 @@ from ninfer.frontend.tokenizer import check_unicode
 from ninfer.generation import shown
 
 MAX_DEPTH = 64
+MAX_COMMAS = 1 << 19
+"""More than any prompt has room for. It bounds the number of values, and with it the time that
+reading them keeps every other thread waiting."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -54,6 +58,9 @@ def json_kind(value: object) -> str:
 def _read_value(body: bytes) -> Any:
     if not body.strip():
         _refuse("the body is empty")
+    num_commas = body.count(b",")
+    if num_commas > MAX_COMMAS:
+        _refuse(f"the body has {num_commas} commas; allowed is {MAX_COMMAS}")
     try:
         text = body.removeprefix(_BYTE_ORDER_MARK).decode("utf-8")
     except UnicodeDecodeError as error:

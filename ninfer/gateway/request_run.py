@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from flask import Response
 
-from ninfer.errors import InvariantError, NinferError, RequestCancelled
+from ninfer.errors import InvariantError, NinferError, QueueTimeout, RequestCancelled
 from ninfer.frontend.frontend import PreparedInput
 from ninfer.gateway.error_responses import ErrorReply
 from ninfer.gateway.event_stream import (
@@ -42,6 +42,7 @@ from ninfer.generation import (
     GenerationResult,
     OutputCommitted,
     SamplingParams,
+    number_text,
 )
 from ninfer.runtime import Engine, GenerationHandle, RequestOptions
 
@@ -285,10 +286,13 @@ def _submitted(
 ) -> GenerationHandle:
     settings = gateway.settings
     request_timeout_s = settings.request_timeout_s
+    if prepare_s >= settings.pending_timeout_s:
+        limit = number_text(settings.pending_timeout_s)
+        raise QueueTimeout(f"preparing the request took longer than {limit} s")
     options = replace(
         job.options,
         sampling=job.sampling,
-        queue_timeout_s=max(0.0, settings.pending_timeout_s - prepare_s),
+        queue_timeout_s=settings.pending_timeout_s - prepare_s,
         request_timeout_s=(
             None if request_timeout_s is None else max(0.0, request_timeout_s - prepare_s)
         ),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.errors import RequestError
-from ninfer.gateway.json_body import MAX_DEPTH, read_object
+from ninfer.gateway.json_body import MAX_COMMAS, MAX_DEPTH, read_object
 from ninfer.gateway.json_fields import Fields
 from tests.support.frontends import QUICK
 
@@ -52,6 +52,15 @@ def test_depth_has_a_limit(depth: int, is_legal: bool) -> None:
     body = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
     assert (is_legal and bool(read_object(body))) or code_of(body) == "invalid_json"
+
+
+def test_endless_values_are_refused_before_they_are_read() -> None:
+    full = b'{"a":[' + b"1," * (MAX_COMMAS - 1) + b"1]}"
+
+    assert len(read_object(full)["a"]) == MAX_COMMAS
+    with pytest.raises(RequestError, match="commas") as caught:
+        read_object(b'{"a":[' + b"[]," * (MAX_COMMAS + 1) + b"1]}")
+    assert caught.value.code == "invalid_json"
 
 
 def test_fractions_keep_their_digits() -> None:

@@ -130,6 +130,14 @@ def test_a_stream_that_waits_too_long_behind_its_headers_gets_an_event(gate: Gat
     assert late.events[1:] == ["[DONE]"]
 
 
+def test_a_request_whose_preparation_takes_too_long_is_told_so(gate: Gate) -> None:
+    with ScriptedEngine() as engine, running_server(engine, pending_timeout_s=0.001) as server:
+        late = server.chat("a b " * 20_000)
+
+    assert (late.status, late.code) == (503, "request_queue_timeout")
+    assert "took longer than 0.001 s" in late.json["error"]["message"]
+
+
 def test_a_request_beyond_its_time_limit_ends(gate: Gate) -> None:
     engine = ScriptedEngine(pace=lambda call: time.sleep(0.005))
     with engine, running_server(engine, request_timeout_s=0.2) as server:
