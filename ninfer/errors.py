@@ -87,6 +87,10 @@ class ConfigurationError(RequestError):
     code = "invalid_configuration"
 
 
+class DemoModelMissing(ConfigurationError):
+    """No model was named, and this installation ships none."""
+
+
 class CheckpointError(RequestError):
     """A source checkpoint is missing something, damaged, or of another kind."""
 

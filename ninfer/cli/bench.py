@@ -15,6 +15,7 @@ from ninfer.cli.bench_measures import Cell, CellPlan, Machine, measure_cell, mea
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, integer
 from ninfer.config import MAX_CONCURRENCY
 from ninfer.models.package import GROUPWISE_INT, WEIGHTS_IDS
@@ -23,7 +24,7 @@ from ninfer.runtime import Engine, SyntheticModel
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="artifact file")
+    add_model_argument(parser)
     parser.add_argument(
         "--synthetic",
         metavar="ID",
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     _check_grid(options)
     if options.synthetic is not None:
         options.model = SyntheticModel(options.synthetic, options.profile, options.seed)
+    settle_model(options, console)
     machine = measure_machine(options.device, options.matmul_tflops)
     cells: list[Cell] = []
     with open_engine(options, console, max_concurrency=max(options.concurrency)) as engine:
@@ -171,7 +173,7 @@ def _check_grid(options: argparse.Namespace) -> None:
         raise UsageError(f"--concurrency takes numbers from 1 to {MAX_CONCURRENCY}")
     if not all(length >= 1 for length in options.prompt_lens + options.context):
         raise UsageError("--prompt-lens and --context take numbers from 1 on")
-    if (options.model is None) is (options.synthetic is None):
+    if options.model is not None and options.synthetic is not None:
         raise UsageError("either an artifact or --synthetic ID is measured")
     if options.context and options.synthetic is None:
         raise UsageError("--context needs --synthetic: an artifact's prompts are processed")

@@ -16,6 +16,7 @@ from typing import Any
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine, statistics, write_event
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, add_sampling_options
 from ninfer.cli.request_input import prompt_options, read_json, request_options
 from ninfer.errors import NinferError, RequestError
@@ -35,7 +36,7 @@ class Talk:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(
         "--no-show-thinking", action="store_true", help="keep thinking off standard error"
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Talk until the input ends or the user leaves."""
+    settle_model(options, console)
     talk = Talk(_opening(options))
     with open_engine(options, console) as engine:
         console.note(f"{engine.model_id} is ready. {HELP}")

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -46,7 +47,7 @@ SLOW_START = "still starting: the first start on a machine compiles kernels, onc
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     add_prompt_options(parser)
     add_sampling_options(parser)
     group = parser.add_argument_group("output")
@@ -70,6 +71,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Answer one request. What can be refused without the model is refused before it loads."""
     source = read_input(options)
     sampling_params(options, SamplingParams())
+    settle_model(options, console)
     with open_engine(options, console) as engine:
         prepared = prepare_input(engine, source, options)
         request = request_options(engine, options, prepared)

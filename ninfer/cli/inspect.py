@@ -6,12 +6,13 @@ import json
 from ninfer.artifact.format import TensorDescriptor
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.inspection import ArtifactReport, describe, file_digest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every object")
     parser.add_argument("--check", action="store_true", help="read the whole file and digest it")
     parser.add_argument(
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Print what the file says about itself; an unknown model is no error."""
+    settle_model(options, console)
     report = describe(options.model)
     digest = None
     if options.check:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, engine_config, integer
 from ninfer.cli.request_input import read_text, read_token_list
 from ninfer.config import Purpose
@@ -14,7 +15,7 @@ from ninfer.runtime import Scorer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--file", metavar="FILE", help="text; - is standard input")
     source.add_argument(
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Score everything the source holds."""
     lists = None if options.tokens is None else list(_token_lists(options.tokens))
     text = None if options.file is None else read_text(options.file)
+    settle_model(options, console)
     with Scorer(
         options.model,
         config=engine_config(options, purpose=Purpose.CAUSAL_SCORING),

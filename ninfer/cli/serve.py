@@ -9,6 +9,7 @@ from typing import Final
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.operator_log import operator_log
 from ninfer.cli.options import (
     Repeated,
@@ -30,7 +31,7 @@ _MIB: Final = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     _add_server_options(parser)
     _add_security_options(parser)
     _add_default_options(parser)
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     config = engine_config(
         options, max_concurrency=options.max_concurrency, max_pending=options.max_pending
     )
+    settle_model(options, console)
     with operator_log(sys.stderr):
         end = serve(
             ServePlan(

@@ -5,6 +5,7 @@ import json
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.request_input import read_json, read_text
 from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import PromptOptions
@@ -14,7 +15,7 @@ from ninfer.inspection import open_frontend
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="artifact file")
+    add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="TEXT", help="a text, as it is")
     source.add_argument("--messages", metavar="FILE", help="JSON list of chat messages")
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Print the ids; the text form adds the piece of each."""
     template = None if options.chat_template is None else read_text(options.chat_template)
+    settle_model(options, console)
     frontend = open_frontend(options.model, chat_template=template)
     tokenizer = frontend.tokenizer
     if options.text is not None:
