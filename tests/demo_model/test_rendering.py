@@ -1,25 +1,18 @@
 """Training text is, token for token, what inference reads and writes."""
 
 import functools
+import json
 from collections.abc import Sequence
 
 import pytest
 
-from ninfer.frontend.conversation import (
-    Conversation as Chat,
-)
-from ninfer.frontend.conversation import (
-    Message,
-    Role,
-    ToolCallRequest,
-    ToolDefinition,
-)
 from ninfer.frontend.frontend import Frontend, PromptOptions
 from tools.demo_model.data.conversation import Conversation, Speaker, Turn
 from tools.demo_model.data.encoding import TOKENIZER_FOLDER, encode_all, tokenizer
 from tools.demo_model.data.mixture import skills
 from tools.demo_model.data.rendering import render
 from tools.demo_model.data.stream import held_out, samples
+from tools.demo_model.evaluate import chat_of
 
 _FILES = (
     "tokenizer.json",
@@ -35,17 +28,9 @@ def demo_frontend() -> Frontend:
     return Frontend({f"frontend/{name}": (TOKENIZER_FOLDER / name).read_bytes() for name in _FILES})
 
 
-def _message(turn: Turn) -> Message:
-    calls = tuple(ToolCallRequest(call.name, dict(call.arguments)) for call in turn.calls)
-    reasoning = turn.thinking if turn.speaker is Speaker.ASSISTANT else None
-    return Message(Role(turn.speaker.value), turn.text, reasoning, calls)
-
-
 def _prompt(conversation: Conversation, turns: Sequence[Turn]) -> tuple[str, tuple[int, ...]]:
-    tools = tuple(ToolDefinition(tool.definition) for tool in conversation.tools)
-    chat = Chat(tuple(map(_message, turns)), tools)
     options = PromptOptions(enable_thinking=conversation.is_thinking)
-    prepared = demo_frontend().prepare(chat, options)
+    prepared = demo_frontend().prepare(chat_of(conversation, turns), options)
     return prepared.text or "", prepared.prompt.token_ids
 
 
@@ -115,8 +100,7 @@ def test_answers_read_back_through_the_output_session_are_the_turns() -> None:
     front = demo_frontend()
     for conversation in _of_every_skill(4):
         turn = conversation.turns[-1]
-        tools = tuple(ToolDefinition(tool.definition) for tool in conversation.tools)
-        chat = Chat(tuple(map(_message, conversation.prompt)), tools)
+        chat = chat_of(conversation, conversation.prompt)
         options = PromptOptions(enable_thinking=conversation.is_thinking)
         session = front.open_session(front.prepare(chat, options))
         token_ids, mask = next(iter(encode_all([conversation])))
@@ -129,5 +113,5 @@ def test_answers_read_back_through_the_output_session_are_the_turns() -> None:
         summary = session.summary()
         assert summary.content == turn.text
         assert (summary.reasoning or "").strip() == turn.thinking
-        calls = tuple((call.name, call.arguments) for call in summary.tool_calls)
-        assert len(calls) == len(turn.calls)
+        calls = [(call.name, json.loads(call.arguments)) for call in summary.tool_calls]
+        assert calls == [(call.name, dict(call.arguments)) for call in turn.calls]

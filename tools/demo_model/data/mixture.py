@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from tools.demo_model.data import (
+    amusements,
     arithmetic,
     calendar_units,
     chinese,
@@ -22,6 +23,7 @@ from tools.demo_model.data import (
     letters,
     lists,
     recall,
+    refusals,
     sequences,
     smalltalk,
     stories,
@@ -91,14 +93,52 @@ _WEIGHTS: Final[Mapping[str, tuple[Skill, float]]] = {
     "plural": (vocabulary.plural, 1),
     "story": (stories.story, 5),
     "chat": (smalltalk.chat, 7),
-    "joke": (smalltalk.joke, 0.7),
-    "haiku": (smalltalk.haiku, 1.5),
-    "unknown": (smalltalk.unknown, 3),
+    "joke": (amusements.joke, 0.7),
+    "haiku": (amusements.haiku, 1.5),
+    "unknown": (refusals.unknown, 3),
     "german_chat": (german.german_chat, 2),
     "german_fact": (german.german_fact, 2.5),
     "chinese_chat": (chinese.chinese_chat, 1.5),
     "chinese_fact": (chinese.chinese_fact, 2.5),
 }
+AREAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "arithmetic": ("addition", "subtraction", "multiplication", "small_sums", "word_problems"),
+    "numbers": ("comparison", "counting", "parity", "extremes"),
+    "letters": ("spelling", "reversing", "letter_count", "one_letter_count", "end_letters"),
+    "lists": ("item_count", "number_sorting", "word_sorting"),
+    "dates and units": (
+        "month_days",
+        "weekday_later",
+        "neighbours",
+        "units",
+        "mixed_minutes",
+        "clock",
+    ),
+    "facts": (
+        "capital",
+        "country",
+        "continent",
+        "currency",
+        "language",
+        "element",
+        "general",
+        "description",
+        "well_known",
+    ),
+    "words": ("translation", "opposite", "plural"),
+    "Python": ("one_liner", "function"),
+    "JSON": ("json_extraction",),
+    "tool calls": ("tool_call", "unneeded_tools"),
+    "tool results": ("tool_result",),
+    "instructions": ("instruction",),
+    "recall": ("recall", "told"),
+    "stories": ("story",),
+    "talk": ("chat", "joke", "haiku", "unknown"),
+    "German": ("german_chat", "german_fact"),
+    "Chinese": ("chinese_chat", "chinese_fact"),
+}
+"""Skills put together for the model card."""
+
 _RECALL_WEIGHT: Final = 7
 _UNNEEDED_WEIGHT: Final = 2.5
 
