@@ -13,7 +13,7 @@ from tests.support.demo_model import stand_in_demo
 from tools.demo_model import evaluate
 from tools.demo_model.data.mixture import AREAS, skills
 from tools.demo_model.data.stream import held_out
-from tools.demo_model.evaluate import Answered, answered, area_rows, main, table
+from tools.demo_model.evaluate import Answered, answered, area_rows, main
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,6 @@ def test_areas_sum_their_measured_skills() -> None:
     assert areas["arithmetic"] == {key: 2 * value for key, value in row.items()}
     assert areas["stories"] == row
     assert set(areas) == {"arithmetic", "stories"}
-
-
-def test_table_shows_shares_with_and_without_thinking() -> None:
-    row = {"asked": 10, "right": 9, "thinking_asked": 4, "thinking_right": 4}
-
-    assert "| tool call | 10 | 90.0% | 100.0% | 83.3% |" in table({"tool_call": row})
 
 
 def test_command_writes_results_and_failures(

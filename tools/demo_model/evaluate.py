@@ -27,6 +27,7 @@ from tools.demo_model.data.checks import check
 from tools.demo_model.data.conversation import Call, Conversation, Speaker, Turn
 from tools.demo_model.data.mixture import AREAS, skills
 from tools.demo_model.data.stream import held_out
+from tools.docs.model_card import accuracy
 
 CONCURRENCY: Final = 8
 MAX_NEW_TOKENS: Final = 400
@@ -124,25 +125,6 @@ def area_rows(rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     return summed
 
 
-def table(rows: dict[str, dict[str, int]]) -> str:
-    """Rows as a Markdown table: all, with thinking, without."""
-    lines = [
-        "| | asked | right | with thinking | without |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name, row in rows.items():
-        direct = (row["right"] - row["thinking_right"], row["asked"] - row["thinking_asked"])
-        lines.append(
-            f"| {name.replace('_', ' ')} | {row['asked']} | {_share(row['right'], row['asked'])} "
-            f"| {_share(row['thinking_right'], row['thinking_asked'])} | {_share(*direct)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _share(right: int, asked: int) -> str:
-    return f"{100 * right / asked:.1f}%" if asked else "-"
-
-
 def document(engine: Engine, rows: dict[str, dict[str, int]], seed: int) -> dict[str, Any]:
     """Results with everything that is needed to repeat them."""
     return {
@@ -169,7 +151,7 @@ def _failure(one: Answered) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the tables, write the files that were asked for."""
+    """Measure, print the tables of the model card, write the files that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_model.evaluate")
     parser.add_argument("--model", required=True, help="artifact file")
     parser.add_argument("--count", type=int, default=100, help="conversations of each skill")
@@ -193,8 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     with Engine(options.model, config=config) as engine:
         rows, wrong = measure(engine, names, options.count, options.seed)
         results = document(engine, rows, options.seed)
-    print(table(results["areas"]))
-    print(table(rows))
+    print(accuracy(results))
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.failures is not None:

@@ -5,7 +5,8 @@
 
 A page is generated whole: ``docs/cli.md`` from the help texts of the command line,
 ``docs/environment.md`` from its long options, ``docs/map.md`` and ``docs/life-cycles.md`` from the
-source. In ``docs/http.md`` only the table of errors is generated.
+source. In ``docs/http.md`` only the table of errors is generated, in ``docs/model-card-demo.md``
+only the measured accuracy.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from ninfer.cli.main import COMMANDS, build_parser
 from ninfer.cli.options import PREFIX, configurable
 from tools.docs.http_page import http_page
+from tools.docs.model_card import model_card_page
 from tools.docs.source_pages import life_cycles_page, map_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -96,6 +98,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "http.md": lambda: http_page(DOCS / "http.md"),
     "life-cycles.md": life_cycles_page,
     "map.md": map_page,
+    "model-card-demo.md": lambda: model_card_page(DOCS / "model-card-demo.md"),
 }
 
 
