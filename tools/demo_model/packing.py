@@ -84,7 +84,7 @@ def pack(conversations: Iterable[Conversation], length: int) -> Rows:
 
 def save_rows(path: Path, rows: Rows) -> None:
     """Write rows so that a reader sees all of the file or none."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     with partial.open("wb") as stream:
         np.savez(stream, tokens=rows.tokens, positions=rows.positions, kinds=rows.kinds)
     os.replace(partial, path)

@@ -5,7 +5,7 @@ Everything stays in the device's memory; five bytes a token make that cheap.
 
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Pool:
         self.folder, self.device, self.num_probes = folder, device, num_probes
         self.order = np.random.default_rng(seed)
         self.capacity = capacity
-        self.seen: set[str] = set()
+        self.seen: list[str] = []
         self.store: list[Tensor] = []
         self.probes: Batch | None = None
         self.fresh = np.zeros(0, np.int64)
@@ -50,27 +50,50 @@ class Pool:
         """Take up at most ``limit`` new shards and return how many there were."""
         if self.num_rows >= self.capacity:
             return 0
-        paths = sorted(p for p in self.folder.glob("rows-*.npz") if p.name not in self.seen)
+        seen = set(self.seen)
+        paths = sorted(p for p in self.folder.glob("rows-*.npz") if p.name not in seen)
         for path in paths[:limit]:
-            self.seen.add(path.name)
-            rows = load_rows(path)
-            arrays = [
-                torch.from_numpy(array.astype(kind)).to(self.device)
-                for array, kind in (
-                    (rows.tokens, np.int16),
-                    (rows.positions, np.int16),
-                    (rows.kinds, np.uint8),
-                )
-            ]
-            if self.probes is None:
-                kept = min(self.num_probes, len(arrays[0]) // 2)
-                self.probes = self._batch([array[:kept] for array in arrays])
-                arrays = [array[kept:] for array in arrays]
-            self._append(arrays)
+            first = self.num_rows
+            self._take(path)
+            self.fresh = np.concatenate((self.fresh, np.arange(first, self.num_rows)))
         if paths:
             # Mixing new rows with those not yet dealt keeps shards from coming in turn.
             self.fresh = self.order.permutation(self.fresh)
         return len(paths)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later run needs to deal on in the same order."""
+        return {
+            "seen": list(self.seen),
+            "fresh": torch.from_numpy(self.fresh.copy()),
+            "epochs": self.epochs,
+            "order": self.order.bit_generator.state,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Read the shards of a state again and go on from it; the pool must be empty."""
+        for name in state["seen"]:
+            self._take(self.folder / name)
+        self.fresh = state["fresh"].cpu().numpy().copy()
+        self.epochs = state["epochs"]
+        self.order.bit_generator.state = state["order"]
+
+    def _take(self, path: Path) -> None:
+        self.seen.append(path.name)
+        rows = load_rows(path)
+        arrays = [
+            torch.from_numpy(array.astype(kind)).to(self.device)
+            for array, kind in (
+                (rows.tokens, np.int16),
+                (rows.positions, np.int16),
+                (rows.kinds, np.uint8),
+            )
+        ]
+        if self.probes is None:
+            kept = min(self.num_probes, len(arrays[0]) // 2)
+            self.probes = self._batch([array[:kept] for array in arrays])
+            arrays = [array[kept:] for array in arrays]
+        self._append(arrays)
 
     def _append(self, arrays: list[Tensor]) -> None:
         if not self.store:
@@ -80,7 +103,6 @@ class Pool:
         self.num_rows = min(first + len(arrays[0]), self.capacity)
         for held, array in zip(self.store, arrays, strict=True):
             held[first : self.num_rows] = array[: self.num_rows - first]
-        self.fresh = np.concatenate((self.fresh, np.arange(first, self.num_rows)))
 
     def wait(self, num_rows: int) -> None:
         """Block until there are enough rows."""

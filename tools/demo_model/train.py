@@ -96,10 +96,17 @@ def start_data(options: argparse.Namespace, folder: Path, log: Log) -> list[Pope
 class Run:
     """One training run: models, optimizers, clocks and their checkpoint."""
 
-    def __init__(self, options: argparse.Namespace, log: Log) -> None:
-        """Build everything and take over a checkpoint."""
+    def __init__(self, options: argparse.Namespace, rows: Path, log: Log) -> None:
+        """Build everything and take over a checkpoint.
+
+        Args:
+            options: of the command line.
+            rows: folder in which data shards appear.
+            log: of the run.
+        """
         self.options, self.log = options, log
         self.device = choose_device()
+        self.pool = Pool(rows, self.device, NUM_PROBES, options.seed, options.capacity)
         size = tokenizer_size(options.tokenizer)
         shape: DemoGeometry = (
             geometry.small(size) if options.small else geometry.for_vocabulary(size)
@@ -134,6 +141,8 @@ class Run:
             "trunk": self.trunk_optimizer.state(),
             "companions": self.optimizer.state(),
             "clocks": [each.state() for each in self.clocks],
+            "pool": self.pool.state(),
+            "random": random_state(self.device),
             "geometry": geometry.to_dict(self.geometry),
         }
         checkpoint.save(self.options.output, state)
@@ -146,11 +155,13 @@ class Run:
         self.optimizer.restore(state["companions"])
         for clock, values in zip(self.clocks, state["clocks"], strict=True):
             clock.restore(values)
+        self.pool.restore(state["pool"])
+        set_random_state(self.device, state["random"])
         self.log.say(f"goes on from step {self.clocks[0].steps} + {self.clocks[1].steps}")
 
-    def train(self, pool: Pool) -> None:
+    def train(self) -> None:
         """Run what is left of both phases."""
-        options = self.options
+        options, pool = self.options, self.pool
         next_loss, choice_loss = next_token_loss, weighted_loss
         if not options.no_compile:
             for module in (*self.trunk.layers, *self.companions.children()):
@@ -204,6 +215,17 @@ class Run:
         (options.output / "DONE").write_text(line + "\n", encoding="utf-8")
 
 
+def random_state(device: torch.device) -> torch.Tensor:
+    """Return the state of the device's random numbers."""
+    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    """Go on from a state of the device's random numbers."""
+    set_state = torch.cuda.set_rng_state if device.type == "cuda" else torch.set_rng_state
+    set_state(state.cpu())
+
+
 def named(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
     """Return a module's parameters by name behind a prefix."""
     return {prefix + name: parameter for name, parameter in module.named_parameters()}
@@ -215,11 +237,10 @@ def main(argv: list[str] | None = None) -> int:
     log = Log()
     folder = options.output / "rows"
     workers = start_data(options, folder, log)
-    run = Run(options, log)
-    pool = Pool(folder, run.device, NUM_PROBES, options.seed, options.capacity)
-    pool.wait(options.start_rows)
-    log.say(f"{pool.num_rows} rows to begin with")
-    run.train(pool)
+    run = Run(options, folder, log)
+    run.pool.wait(options.start_rows)
+    log.say(f"{run.pool.num_rows} rows to begin with")
+    run.train()
     for worker in workers:
         worker.terminate()
     run.finish()
