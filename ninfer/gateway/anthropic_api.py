@@ -28,7 +28,7 @@ from ninfer.gateway.anthropic_stream import MessageIdentity, MessageStream
 from ninfer.gateway.anthropic_tools import renamed, tool_path
 from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
 from ninfer.gateway.json_fields import Fields
-from ninfer.gateway.media_source import MediaSource, check_image_count
+from ninfer.gateway.media_source import check_image_count
 from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
@@ -173,7 +173,7 @@ def _read(
     context.ignored.extend(conversation.ignored)
     settle_members(fields, context, settings)
     _check_begun_answer(read)
-    _check_images(conversation, settings)
+    _check_images(conversation, context)
     return read
 
 
@@ -187,13 +187,15 @@ def _check_begun_answer(read: _MessagesBody) -> None:
         )
 
 
-def _check_images(conversation: AnthropicConversation, settings: GatewaySettings) -> None:
+def _check_images(conversation: AnthropicConversation, context: RequestContext) -> None:
     """Acquire every image, so that a bad one is named before anything else is said about it."""
     check_image_count(len(conversation.images), "messages")
-    media = MediaSource(settings)
+    media = context.media
+    found = []
     for image in conversation.images:
         acquire = media.from_url if image.is_url else media.from_base64
-        acquire(image.text, image.path)
+        found.append(acquire(image.text, image.path, context.prepare_until))
+    context.note_images(found)
 
 
 def _prepared(read: _MessagesBody, engine: Engine, settings: GatewaySettings) -> PreparedInput:

@@ -13,6 +13,7 @@ from ninfer.config import EngineConfig
 from ninfer.errors import NinferError
 from ninfer.gateway.error_responses import ErrorReply, error_reply
 from ninfer.gateway.gateway_settings import EXTRA_THREADS, GatewaySettings
+from ninfer.gateway.media_source import MediaSource
 from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestObserver
 from ninfer.gateway.request_slots import RequestSlots
 from ninfer.gateway.server_state import ServerLife
@@ -29,6 +30,7 @@ class Gateway:
         life: state of the server, and the engine.
         slots: places for generation requests.
         counting: places for requests that only count tokens.
+        media: acquires images.
         observers: hear of every generation request.
         created: start of the process in seconds since the epoch.
     """
@@ -36,6 +38,7 @@ class Gateway:
     settings: GatewaySettings
     life: ServerLife
     slots: RequestSlots
+    media: MediaSource
     observers: Sequence[RequestObserver] = ()
     counting: RequestSlots = field(default_factory=lambda: RequestSlots(COUNTING_PLACES, 0))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -76,4 +79,5 @@ def build_gateway(
 ) -> Gateway:
     """Build the parts for an engine of this configuration, which need not exist yet."""
     slots = RequestSlots(config.max_concurrency, config.max_pending, clock)
-    return Gateway(settings, ServerLife(clock), slots, tuple(observers))
+    media = MediaSource(settings, clock=clock)
+    return Gateway(settings, ServerLife(clock), slots, media, tuple(observers))

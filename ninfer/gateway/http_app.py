@@ -89,13 +89,16 @@ def _add_metrics_route(app: Flask, metrics: Metrics) -> None:
 
 def _admit(gateway: Gateway) -> Response | None:
     """Everything that is checked before a route runs; a reply here ends the request."""
+    received_at = gateway.life.now()
     context = RequestContext(
         family=family_of(request.path),
         request_id=new_request_id(),
         client_request_id=legal_client_id(request.headers.get("x-request-id")),
-        received_at=gateway.life.now(),
+        received_at=received_at,
         is_client_gone=request.environ.get("waitress.client_disconnected", lambda: False),
         endpoint=endpoint_of(request.method, request.path),
+        media=gateway.media,
+        prepare_until=received_at + gateway.settings.pending_timeout_s,
     )
     remember_context(context)
     check_host(request.headers.get("Host"), gateway.settings)

@@ -1,20 +1,25 @@
-"""Bytes of the images in a request: data URLs, base64 blocks, and URLs under the guard.
+"""The images of a request: data URLs, base64 blocks, and URLs under the guard.
 
-Everything is fetched and checked before the engine is asked; what happens to the pixels is none of
-this module's business. Source: the serving contract, section 10.
+Everything is fetched, checked and decoded before the engine is asked, within the deadline of the
+queue; what the pixels mean is none of this module's business. Source: the serving contract, section
+10.
 """
 
 import base64
 import binascii
+import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ninfer.errors import RequestError, UnsupportedFeature
+from ninfer.errors import QueueTimeout, RequestError, UnsupportedFeature
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.image_header import MAX_IMAGE_BYTES, ImageHeader, checked_image
+from ninfer.gateway.image_pixels import UnreadableImage, decode_image
 from ninfer.gateway.json_fields import Fields
+from ninfer.gateway.media_preparation import MediaPreparation
 from ninfer.gateway.media_url import UrlFetcher
 from ninfer.generation import shown
 
@@ -23,30 +28,41 @@ _DATA_URL: Final = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageBytes:
-    """One image as it came, and what its header says."""
+class CheckedImage:
+    """One image that can be shown to a model."""
 
-    data: bytes
     header: ImageHeader
+    is_animated: bool
 
 
 class MediaSource:
     """Acquires images for one server; safe to share between threads.
 
     Args:
-        settings: whether and from where URLs may be fetched.
+        settings: whether and from where URLs may be fetched, and how much is kept.
         fetcher: replaces the real network.
+        clock: what deadlines are readings of.
     """
 
-    def __init__(self, settings: GatewaySettings, fetcher: UrlFetcher | None = None) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fetcher: UrlFetcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         self._fetcher = fetcher or UrlFetcher(settings.media_url_hosts, MAX_IMAGE_BYTES)
+        self._clock = clock
+        self._preparation = MediaPreparation(decode_image, settings.media_cache_bytes)
 
-    def chat_images(self, messages: Sequence[Mapping[str, Any]]) -> tuple[ImageBytes, ...]:
+    def chat_images(
+        self, messages: Sequence[Mapping[str, Any]], deadline: float = math.inf
+    ) -> tuple[CheckedImage, ...]:
         """Images of chat messages, in order; the messages have passed their own checks.
 
         Raises:
             RequestError: one is invalid, forbidden, out of reach, or there are too many.
+            QueueTimeout: the deadline passed.
         """
         parts = [
             (part, f"messages[{index}].content[{place}]")
@@ -56,16 +72,17 @@ class MediaSource:
             if isinstance(part, dict) and part.get("type") in ("image_url", "image", "video_url")
         ]
         check_image_count(len(parts), "messages")
-        return tuple(self._chat_image(part, path) for part, path in parts)
+        return tuple(self._chat_image(part, path, deadline) for part, path in parts)
 
-    def from_url(self, url: str, path: str) -> ImageBytes:
+    def from_url(self, url: str, path: str, deadline: float = math.inf) -> CheckedImage:
         """An image behind a data URL or an http(s) URL.
 
         Raises:
             RequestError: it is invalid, forbidden or out of reach.
+            QueueTimeout: the deadline passed.
         """
         if url[:5].lower() == "data:":
-            return self.from_base64(_data_of(url, path), path)
+            return self.from_base64(_data_of(url, path), path, deadline)
         if url[:5].lower() == "file:" or not self._settings.has_media_urls:
             raise RequestError(
                 f"{path} is {shown(url)}; this server takes "
@@ -73,14 +90,14 @@ class MediaSource:
                 code="media_url_forbidden",
                 field=path,
             )
-        data = self._fetcher.fetch(url, path, self._settings.pending_timeout_s)
-        return ImageBytes(data, checked_image(data, path))
+        return self._checked(self._fetcher.fetch(url, path, self._left_s(deadline)), path, deadline)
 
-    def from_base64(self, text: str, path: str) -> ImageBytes:
+    def from_base64(self, text: str, path: str, deadline: float = math.inf) -> CheckedImage:
         """An image spelled in base64.
 
         Raises:
             RequestError: it is no base64, or no image within the limits.
+            QueueTimeout: the deadline passed.
         """
         if len(text) // 4 * 3 > MAX_IMAGE_BYTES + 3:
             raise RequestError(
@@ -92,9 +109,30 @@ class MediaSource:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise RequestError(f"{path} is no base64", code="invalid_media", field=path) from error
-        return ImageBytes(data, checked_image(data, path))
+        return self._checked(data, path, deadline)
 
-    def _chat_image(self, part: Mapping[str, Any], path: str) -> ImageBytes:
+    def _checked(self, data: bytes, path: str, deadline: float) -> CheckedImage:
+        header = checked_image(data, path)
+        try:
+            picture = self._preparation.prepared(data, self._left_s(deadline))
+        except UnreadableImage as error:
+            raise RequestError(
+                f"{path} is cut or damaged: its {header.kind} data cannot be decoded",
+                code="invalid_media",
+                field=path,
+            ) from error
+        except TimeoutError as error:
+            raise _overdue() from error
+        return CheckedImage(header, picture.is_animated)
+
+    def _left_s(self, deadline: float) -> float:
+        left_s = deadline - self._clock()
+        if left_s <= 0:
+            raise _overdue()
+        # Nothing waits longer than any deadline that a server can be given.
+        return min(left_s, self._settings.pending_timeout_s)
+
+    def _chat_image(self, part: Mapping[str, Any], path: str, deadline: float) -> CheckedImage:
         fields = Fields(part, path)
         if part["type"] == "video_url":
             raise UnsupportedFeature(f"{path} is a video; videos are not supported yet", field=path)
@@ -103,7 +141,7 @@ class MediaSource:
         if value is None:
             raise fields.missing("image_url")
         if isinstance(value, str):
-            return self.from_url(value, fields.path(name))
+            return self.from_url(value, fields.path(name), deadline)
         inner = fields.nested(name)
         url = None if inner is None else inner.text("url")
         if inner is None or url is None:
@@ -118,7 +156,7 @@ class MediaSource:
                 code="unsupported_value",
                 field=inner.path("detail"),
             )
-        return self.from_url(url, inner.path("url"))
+        return self.from_url(url, inner.path("url"), deadline)
 
 
 def check_image_count(count: int, path: str) -> None:
@@ -133,6 +171,10 @@ def check_image_count(count: int, path: str) -> None:
             code="media_budget_exceeded",
             field=path,
         )
+
+
+def _overdue() -> QueueTimeout:
+    return QueueTimeout("preparing the images took too long")
 
 
 def _data_of(url: str, path: str) -> str:

@@ -19,6 +19,7 @@ from typing import Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ninfer.errors import RequestError
+from ninfer.gateway.bounded_threads import BoundedThreads
 from ninfer.generation import shown
 
 MAX_REDIRECTS: Final = 3
@@ -27,6 +28,7 @@ TOTAL_S: Final = 10.0
 _PORTS: Final = {"http": 80, "https": 443}
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PIECE_BYTES: Final = 65536
+_RESOLVERS: Final = BoundedThreads("resolver", 8)
 
 Resolve = Callable[[str, int], Sequence[str]]
 Connect = Callable[[str, int, float], socket.socket]
@@ -117,7 +119,7 @@ class UrlFetcher:
 
     def _open(self, parts: SplitResult, path: str, deadline: float) -> socket.socket:
         host, port = parts.hostname or "", _port(parts, path)
-        addresses = self.resolve(host, port)
+        addresses = self._addresses(host, port, self._left_s(path, deadline))
         for address in addresses:
             if not is_public(address):
                 raise _forbidden(path, f"names the host {shown(host)}, which is not public")
@@ -132,6 +134,10 @@ class UrlFetcher:
         except BaseException:
             connection.close()
             raise
+
+    def _addresses(self, host: str, port: int, limit_s: float) -> Sequence[str]:
+        """Resolve a name; the system's resolver has its own, much longer idea of patience."""
+        return _RESOLVERS.start(lambda: self.resolve(host, port), limit_s).result(limit_s)
 
     def _ask(
         self, connection: socket.socket, parts: SplitResult, path: str, deadline: float

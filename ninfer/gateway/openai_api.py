@@ -14,7 +14,6 @@ from ninfer.frontend.frontend import OutputOptions, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.json_fields import Fields
-from ninfer.gateway.media_source import MediaSource
 from ninfer.gateway.message_notes import leftover_members
 from ninfer.gateway.openai_fields import (
     RequestHeaders,
@@ -69,7 +68,7 @@ def translate_chat(
     has_timings = bool(fields.boolean("timings_per_token"))
     cache, session_key = read_cache_members(fields, context, headers)
     prompt = read_prompt_options(fields, settings)
-    conversation = read_conversation(fields, context, settings)
+    conversation = read_conversation(fields, context)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
     prepared = engine.frontend.prepare(conversation, prompt)
@@ -103,9 +102,7 @@ def translate_chat(
     )
 
 
-def read_conversation(
-    fields: Fields, context: RequestContext, settings: GatewaySettings
-) -> Conversation:
+def read_conversation(fields: Fields, context: RequestContext) -> Conversation:
     """Read ``messages``, ``tools`` and ``tool_choice``; images are acquired and checked.
 
     Raises:
@@ -118,7 +115,7 @@ def read_conversation(
     tools = parse_tools(fields.raw("tools"))
     messages = parse_messages(fields.raw("messages"))
     context.ignored.extend(leftover_members(fields.raw("messages")))
-    MediaSource(settings).chat_images(fields.raw("messages"))
+    context.note_images(context.media.chat_images(fields.raw("messages"), context.prepare_until))
     return Conversation(messages, tools, _tool_choice(fields))
 
 

@@ -4,12 +4,15 @@ Plain values; built once by the application before a route runs. Source: the ser
 section 2.
 """
 
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ninfer.gateway.error_responses import Family
+from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.media_source import CheckedImage, MediaSource
 from ninfer.gateway.request_facts import Endpoint
 
 MAX_IGNORED_NAMES = 32
@@ -32,6 +35,8 @@ class RequestContext:
         ignored: paths of fields that were accepted without effect, for ``x-ninfer-ignored``.
         is_accepted: the engine accepted the generation request.
         endpoint: which one a generation request came in at.
+        media: where its images come from.
+        prepare_until: clock reading until which they have to be there.
     """
 
     family: Family
@@ -42,6 +47,13 @@ class RequestContext:
     ignored: list[str] = field(default_factory=list)
     is_accepted: bool = False
     endpoint: Endpoint | None = None
+    media: MediaSource = field(default_factory=lambda: MediaSource(GatewaySettings()))
+    prepare_until: float = math.inf
+
+    def note_images(self, images: Iterable[CheckedImage]) -> None:
+        """List what of the images has no effect: pictures of an animation after the first."""
+        if any(image.is_animated for image in images):
+            self.ignored.append("animation")
 
     def headers(self) -> dict[str, str]:
         """Headers that every reply to this request carries."""

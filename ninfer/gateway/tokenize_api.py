@@ -45,7 +45,7 @@ def tokenize(
         prompt = text
     else:
         options = read_prompt_options(fields, settings)
-        prepared = engine.frontend.prepare(read_conversation(fields, context, settings), options)
+        prepared = engine.frontend.prepare(read_conversation(fields, context), options)
         token_ids, prompt = list(prepared.prompt.token_ids), prepared.text or ""
     settle_unknown(fields, context, is_strict=settings.is_strict)
     reply: Json = {

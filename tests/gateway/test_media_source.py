@@ -1,6 +1,7 @@
 """Images in requests: headers, limits, data URLs, and the guard of URLs."""
 
 import base64
+import io
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from ninfer.errors import RequestError
 from ninfer.gateway.gateway_settings import GatewaySettings
@@ -19,7 +21,9 @@ from ninfer.gateway.image_header import ImageHeader, read_image_header
 from ninfer.gateway.media_source import MediaSource
 from ninfer.gateway.media_url import UrlFetcher, is_public
 from tests.support.frontends import QUICK
-from tests.support.gateway_server import RunningServer
+from tests.support.gateway_server import RunningServer, running_server
+from tests.support.png_images import png_bytes
+from tests.support.scripted_engine import ScriptedEngine
 
 PUBLIC = "93.184.216.34"
 
@@ -92,9 +96,13 @@ def ask(server: RunningServer, url: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("url", "code"),
     [
-        ({"url": data_url(png(1, 1))}, "vision_disabled"),
-        (data_url(png(27, 257)), "vision_disabled"),
-        (data_url(png(1, 200)), "vision_disabled"),
+        ({"url": data_url(png_bytes(1, 1))}, "vision_disabled"),
+        (data_url(png_bytes(27, 257)), "vision_disabled"),
+        (data_url(png_bytes(2, 31)), "vision_disabled"),
+        (data_url(png_bytes(31, 2)), "vision_disabled"),
+        (data_url(png_bytes(1, 200)), "vision_disabled"),
+        (data_url(png_bytes(64, 64)[:-40]), "invalid_media"),
+        (data_url(png(1, 1)), "invalid_media"),
         (data_url(png(1, 201)), "invalid_media"),
         (data_url(png(1, 4000)), "invalid_media"),
         (data_url(png(50000, 50000)), "media_budget_exceeded"),
@@ -107,8 +115,8 @@ def ask(server: RunningServer, url: object) -> dict[str, Any]:
         ("file:///etc/passwd", "media_url_forbidden"),
         ("ftp://example.com/a.png", "media_url_forbidden"),
         ("https://example.com/a.png", "media_url_forbidden"),
-        ({"url": data_url(png(1, 1)), "detail": "low"}, "unsupported_value"),
-        ({"url": data_url(png(1, 1)), "detail": "auto"}, "vision_disabled"),
+        ({"url": data_url(png_bytes(1, 1)), "detail": "low"}, "unsupported_value"),
+        ({"url": data_url(png_bytes(1, 1)), "detail": "auto"}, "vision_disabled"),
         ({}, "missing_field"),
         (5, "invalid_type"),
     ],
@@ -123,7 +131,7 @@ def test_image_is_checked_before_the_engine_says_that_it_cannot_see(
 
 
 def test_more_than_64_images_are_refused(scripted_server: RunningServer) -> None:
-    part = {"type": "image_url", "image_url": data_url(png(1, 1))}
+    part = {"type": "image_url", "image_url": data_url(png_bytes(1, 1))}
     body = {"messages": [{"role": "user", "content": [part] * 65}]}
 
     assert scripted_server.post("/v1/chat/completions", body).code == "media_budget_exceeded"
@@ -346,8 +354,50 @@ def test_trickling_server_is_cut_off() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_slow_resolver_is_not_waited_for() -> None:
+    may_go = threading.Event()
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        may_go.wait(20)
+        return [PUBLIC]
+
+    fetcher = UrlFetcher(frozenset(), 1000, resolve, lambda *unused: socket.socket())
+    started = time.monotonic()
+
+    code = code_of(lambda: fetcher.fetch("http://img.example/", "p", 0.2))
+    elapsed_s = time.monotonic() - started
+    may_go.set()
+
+    assert code == "media_fetch_timeout"
+    assert elapsed_s < 5
+
+
+def test_pictures_behind_the_first_of_an_animation_are_listed(
+    scripted_server: RunningServer,
+) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("white", "black")]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    part = {"type": "image_url", "image_url": data_url(file.getvalue(), "image/gif")}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+
+    reply = scripted_server.post("/v1/chat/completions", body)
+
+    assert reply.code == "vision_disabled"
+    assert reply.headers["x-ninfer-ignored"] == "animation"
+
+
+def test_images_count_against_the_queue_deadline() -> None:
+    part = {"type": "image_url", "image_url": data_url(png_bytes(2000, 2000))}
+    body = {"messages": [{"role": "user", "content": [part] * 3}]}
+    with ScriptedEngine() as engine, running_server(engine, pending_timeout_s=0.001) as server:
+        reply = server.post("/v1/chat/completions", body)
+
+    assert (reply.status, reply.code) == (503, "request_queue_timeout")
+
+
 def test_fetched_bytes_are_checked_like_all_others() -> None:
-    web = Web({"img.example": [PUBLIC]}, [ok(png(2, 2)), ok(b"<html>")])
+    web = Web({"img.example": [PUBLIC]}, [ok(png_bytes(2, 2)), ok(b"<html>")])
     source = MediaSource(GatewaySettings(has_media_urls=True), web.fetcher())
 
     image = source.from_url("http://img.example/a.png", "p")
