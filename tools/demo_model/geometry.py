@@ -5,7 +5,8 @@ that every kernel runs as it does for a big model; only widths, counts and depth
 nothing of training. Source: published Qwen3.5 and DFlash2 configuration layouts.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 LINEAR: Final = "linear_attention"
@@ -190,3 +191,43 @@ def draft_config(geometry: DemoGeometry) -> dict[str, Any]:
         "sliding_window": draft.window,
         "vocab_size": geometry.vocab_rows,
     }
+
+
+def from_configs(config: Mapping[str, Any], draft_config: Mapping[str, Any] | None) -> DemoGeometry:
+    """Rebuild a geometry from the configs that `model_config` and `draft_config` describe it by."""
+    rope = config["rope_parameters"]
+    shape = DemoGeometry(
+        vocab_rows=config["vocab_size"],
+        mask_token_id=config["vocab_size"] - 1,
+        hidden=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        attention_interval=config["layer_types"].index(FULL) + 1,
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        rotary_dim=round(config["head_dim"] * rope["partial_rotary_factor"]),
+        rope_theta=rope["rope_theta"],
+        num_key_heads=config["linear_num_key_heads"],
+        num_value_heads=config["linear_num_value_heads"],
+        delta_dim=config["linear_key_head_dim"],
+        intermediate=config["intermediate_size"],
+        norm_eps=config["rms_norm_eps"],
+        max_positions=config["max_position_embeddings"],
+    )
+    if draft_config is None:
+        return shape
+    fields = draft_config["dflash_config"]
+    draft = DraftShape(
+        num_layers=draft_config["num_hidden_layers"],
+        intermediate=draft_config["intermediate_size"],
+        num_heads=draft_config["num_attention_heads"],
+        num_kv_heads=draft_config["num_key_value_heads"],
+        head_dim=draft_config["head_dim"],
+        target_layers=tuple(fields["target_layer_ids"]),
+        block_size=fields["block_size"],
+        selector_rank=fields["selector_rank"],
+        selector_top_k=fields["selector_top_k"],
+        window=draft_config["sliding_window"],
+        conv_group=fields["conv_group_size"],
+    )
+    return replace(shape, mask_token_id=fields["mask_token_id"], draft=draft)
