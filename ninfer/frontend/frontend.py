@@ -248,6 +248,10 @@ class Frontend:
         """Make a grammar usable; see `GrammarCompiler.compile` for the errors."""
         return self._grammars.compile(source, field)
 
+    def warm_up_grammars(self) -> None:
+        """Do once what the first grammar would wait for; see `GrammarCompiler.warm_up`."""
+        self._grammars.warm_up()
+
     def forced_close(self, thinking_budget: int) -> tuple[int, ...]:
         """Tokens that close a thinking block whose budget is spent.
 

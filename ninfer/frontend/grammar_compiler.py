@@ -88,9 +88,8 @@ class GrammarCompiler:
             if found is not None:
                 self._cache.move_to_end(key)
                 return found
-        with self._tokens_lock:
-            # Outside the time limit: it is the model's, not the client's, and done once.
-            tokens, vocabulary = self._tokens or self._read_tokens(library)
+        # Outside the time limit: it is the model's, not the client's, and done once.
+        tokens, vocabulary = self._known_tokens(library)
         master = self._within_limit(lambda: _compiled(library, tokens, source, field), field)
         compiled = CompiledGrammar(_Master(master).new_matcher, vocabulary)
         with self._lock:
@@ -99,6 +98,19 @@ class GrammarCompiler:
             while len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)
         return compiled
+
+    def warm_up(self) -> None:
+        """Read the vocabulary now, if grammars can be compiled here at all.
+
+        It takes seconds for a large vocabulary, and other threads stand still meanwhile.
+        """
+        library = _imported()
+        if library is not None:
+            self._known_tokens(library)
+
+    def _known_tokens(self, library: ModuleType) -> tuple[Any, MaskVocabulary]:
+        with self._tokens_lock:
+            return self._tokens or self._read_tokens(library)
 
     def _read_tokens(self, library: ModuleType) -> tuple[Any, MaskVocabulary]:
         wrapped = library.TokenizerWrapper(_TokenTable(self._tokenizer, self._stop_ids))

@@ -347,6 +347,8 @@ def _merged(deltas: Sequence[OutputDelta]) -> tuple[OutputDelta, ...]:
 
 
 def _log_new(before: ToolDiagnostics, after: ToolDiagnostics) -> None:
+    if before == after:
+        return
     counts = asdict(before)
     for reason, count in asdict(after).items():
         if count > counts[reason]:

@@ -87,6 +87,8 @@ def serve(plan: ServePlan) -> ServeEnd:
         plan.announce(f"listening on http://{_shown(plan.settings.host)}:{server.port}")
         try:
             engine = stack.enter_context(plan.load(gateway.life.note_loading))
+            gateway.life.note_phase("grammars")
+            engine.frontend.warm_up_grammars()
         except StoppedWhileLoading:
             gateway.life.move(ServerMove.DRAIN)
             plan.announce("stopped while loading")

@@ -96,6 +96,10 @@ class ServerLife:
         """Report bytes loaded; the form an `Engine` wants for its ``progress``."""
         self.loading = LoadingPhase("weights", done / total if total else 0.0)
 
+    def note_phase(self, name: str) -> None:
+        """Report that the weights are loaded and something else is begun."""
+        self.loading = LoadingPhase(name)
+
     def note_loaded(self, engine: Engine) -> None:
         """Start serving an engine."""
         self._engine = engine

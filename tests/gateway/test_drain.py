@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ninfer.config import EngineConfig
+from ninfer.frontend.grammar_compiler import GrammarCompiler
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.server import ServeEnd, ServePlan, serve
 from ninfer.runtime import Engine, Progress
@@ -173,6 +174,43 @@ def test_everything_but_health_waits_for_the_model() -> None:
         (503, "model_loading", "2")
     ] * 2
     assert seen["chat"] == 200
+
+
+def test_vocabulary_is_read_before_the_first_structured_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_read = threading.Event()
+    read = GrammarCompiler._read_tokens
+    num_readings = 0
+
+    def slow_read(compiler: GrammarCompiler, library: Any) -> Any:
+        nonlocal num_readings
+        num_readings += 1
+        may_read.wait(PATIENCE_S)
+        return read(compiler, library)
+
+    def load(progress: Progress) -> Engine:
+        engine = ScriptedEngine(script=lambda prompt: "{}", max_concurrency=1)
+        frontend = engine.frontend
+        fresh = GrammarCompiler(frontend.tokenizer, frontend.stop_ids)
+        monkeypatch.setattr(frontend, "_grammars", fresh)
+        return engine
+
+    monkeypatch.setattr(GrammarCompiler, "_read_tokens", slow_read)
+    drill = Drill(load)
+    seen: dict[str, Any] = {}
+
+    def client(server: RemoteServer) -> None:
+        wait_until(lambda: server.get("/health/ready").json.get("phase") == "grammars")
+        may_read.set()
+        drill.wait_ready()
+        seen["chat"] = server.chat(response_format={"type": "json_object"}, enable_thinking=False)
+        terminate()
+
+    drill.run(client)
+
+    assert seen["chat"].json["choices"][0]["message"]["content"] == "{}"
+    assert num_readings == 1
 
 
 def test_signal_while_loading_ends_the_server() -> None:
