@@ -13,7 +13,7 @@ from tests.support.demo_model import stand_in_demo
 from tools.demo_model import evaluate
 from tools.demo_model.data.mixture import AREAS, skills
 from tools.demo_model.data.stream import held_out
-from tools.demo_model.evaluate import Answered, answered, area_rows, main
+from tools.demo_model.evaluate import Answered, answered, area_rows, main, typed_conversations
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,13 @@ def test_every_skill_belongs_to_one_area() -> None:
     listed = [name for names in AREAS.values() for name in names]
 
     assert sorted(listed) == sorted(skills())
+
+
+def test_typed_questions_are_asked_with_and_without_thinking() -> None:
+    found = list(typed_conversations())
+
+    assert [one.is_thinking for one in found] == [True, False] * (len(found) // 2)
+    assert len({one.turns[0].text for one in found}) * 2 == len(found) > 120
 
 
 def test_areas_sum_their_measured_skills() -> None:

@@ -4,7 +4,9 @@
 
 Every conversation is one whose exercise no training conversation has (`data.partition`). It is
 rendered, answered greedily and parsed by ninfer as a client would get it, up to eight at a time,
-and judged by the rule it carries. The table of the model card is made from the JSON file.
+and judged by the rule it carries. ``typed`` is no skill: questions written by hand in words of
+their own, each asked with and without thinking. The tables of the model card are made from the JSON
+file.
 """
 
 import argparse
@@ -24,14 +26,23 @@ from ninfer.generation import GenerationResult, SamplingParams
 from ninfer.runtime import Engine, GenerationHandle, RequestOptions
 from ninfer.version import __version__
 from tools.demo_model.data.checks import check
-from tools.demo_model.data.conversation import Call, Conversation, Speaker, Turn
+from tools.demo_model.data.conversation import (
+    Call,
+    Conversation,
+    Expected,
+    Rule,
+    Speaker,
+    Turn,
+)
 from tools.demo_model.data.mixture import AREAS, skills
 from tools.demo_model.data.stream import held_out
+from tools.demo_model.data.tables import rows as table_rows
 from tools.docs.model_card import accuracy
 
 CONCURRENCY: Final = 8
 MAX_NEW_TOKENS: Final = 400
 SEED: Final = 1_000_000
+TYPED: Final = "typed"
 _MAX_CONTEXT: Final = 2048
 
 
@@ -47,6 +58,15 @@ class Answered:
     def is_right(self) -> bool:
         """Whether the answer keeps the conversation's rule."""
         return check(self.conversation, self.text, self.calls)
+
+
+def typed_conversations() -> Iterator[Conversation]:
+    """Questions of ``tables/typed.csv``, with and without thinking."""
+    for row in table_rows(TYPED):
+        asked = (Turn(Speaker.USER, row["question"]), Turn(Speaker.ASSISTANT))
+        expected = Expected(Rule[row["rule"]], row["value"])
+        for is_thinking in (True, False):
+            yield Conversation(TYPED, asked, (), is_thinking, expected)
 
 
 def chat_of(conversation: Conversation, turns: Sequence[Turn]) -> Chat:
@@ -103,7 +123,8 @@ def measure(
     wrong: list[Answered] = []
     for skill in names:
         row = dict.fromkeys(("asked", "right", "thinking_asked", "thinking_right"), 0)
-        for one in answered(engine, held_out(skill, count, seed)):
+        asked = typed_conversations() if skill == TYPED else held_out(skill, count, seed)
+        for one in answered(engine, asked):
             row["asked"] += 1
             row["right"] += one.is_right
             row["thinking_asked"] += one.conversation.is_thinking
@@ -118,7 +139,7 @@ def measure(
 def area_rows(rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Sum skills into the areas of the model card; areas without a measured skill are left out."""
     summed: dict[str, dict[str, int]] = {}
-    for area, names in AREAS.items():
+    for area, names in (AREAS | {"questions typed freely": (TYPED,)}).items():
         found = [rows[name] for name in names if name in rows]
         if found:
             summed[area] = {key: sum(row[key] for row in found) for key in found[0]}
@@ -144,7 +165,7 @@ def _failure(one: Answered) -> dict[str, Any]:
         "skill": one.conversation.skill,
         "is_thinking": one.conversation.is_thinking,
         "question": one.conversation.turns[-2].text,
-        "wanted": last.text or str(last.calls),
+        "wanted": last.text or str(last.calls or one.conversation.expected.value),
         "text": one.text,
         "calls": [str(call) for call in one.calls],
     }
@@ -161,8 +182,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--failures", type=Path, help="write wrong answers here, one a line")
     options = parser.parse_args(arguments)
-    names = skills() if options.skills is None else tuple(options.skills.split(","))
-    unknown = sorted(set(names) - set(skills()))
+    known = (*skills(), TYPED)
+    names = known if options.skills is None else tuple(options.skills.split(","))
+    unknown = sorted(set(names) - set(known))
     if unknown:
         parser.error(f"no such skill: {', '.join(unknown)}")
     config = EngineConfig(

@@ -101,7 +101,7 @@ _WEIGHTS: Final[Mapping[str, tuple[Skill, float]]] = {
     "chinese_chat": (chinese.chinese_chat, 1.5),
     "chinese_fact": (chinese.chinese_fact, 2.5),
 }
-AREAS: Final[Mapping[str, tuple[str, ...]]] = {
+AREAS: Final[dict[str, tuple[str, ...]]] = {
     "arithmetic": ("addition", "subtraction", "multiplication", "small_sums", "word_problems"),
     "numbers": ("comparison", "counting", "parity", "extremes"),
     "letters": ("spelling", "reversing", "letter_count", "one_letter_count", "end_letters"),
