@@ -22,12 +22,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
+
 from ninfer.cli.bench_measures import CellPlan, Machine, measure_cell, measure_machine
 from ninfer.config import EngineConfig
+from ninfer.device import host_array
 from ninfer.models.package import GROUPWISE_INT
+from ninfer.program.model_units import UnitExecutors
 from ninfer.program.round_io import PrefillChunk
 from ninfer.runtime import Engine, SyntheticModel
-from ninfer.tensor import LinearInput, Matrix, Tensor
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor
 from ninfer.tensor_formats import encoded_bytes
 
 REPLAYS: Final = 5
@@ -48,6 +52,7 @@ class Sieve:
         self.kept: str | None = None
         self.calls: Counter[str] = Counter()
         self.nbytes: dict[str, int] = {}
+        self.on_route: Callable[[Any, Tensor], None] | None = None
         self.table: Any = SimpleNamespace(
             **{name: self._family(name, getattr(table, name)) for name in FAMILIES}
         )
@@ -65,6 +70,8 @@ class Sieve:
             self.nbytes[label] = _matrix_bytes(args)
             if self.kept in (None, label):
                 launch(stream, *args)
+            if name == "route" and self.on_route is not None:
+                self.on_route(stream, args[1])
 
         return call
 
@@ -87,11 +94,20 @@ def _matrix_bytes(args: tuple[Any, ...]) -> int:
 
 
 def breakdown(
-    stream: Any, sieve: Sieve, enqueue: Callable[[], None], machine: Machine
+    parts: UnitExecutors, sieve: Sieve, enqueue: Callable[[], None], machine: Machine
 ) -> list[str]:
     """Time the whole sequence, then each op of it alone."""
+    stream: Any = parts.stream
 
     def timed(label: str | None) -> float:
+        # Phases share bytes: an op alone must find what its own phase left, such as expert ids,
+        # and what it makes of foreign bytes must not reach the next run.
+        for plane in parts.state._planes():
+            stream.clear(plane)
+        sieve.kept = None
+        enqueue()
+        stream.synchronize()
+        sieve.calls.clear()
         sieve.kept = label
         stream.begin_capture()
         enqueue()
@@ -106,7 +122,6 @@ def breakdown(
         graph.close()
         return float(sorted(times)[len(times) // 2])
 
-    sieve.calls.clear()
     whole = timed(None)
     calls = dict(sieve.calls)
     found = {label: timed(label) for label in calls}
@@ -121,6 +136,31 @@ def breakdown(
         )
     total = sum(found.values())
     return [f"  whole {whole:.1f} us, sum of the ops alone {total:.1f} us", *lines]
+
+
+def routing(
+    parts: UnitExecutors, sieve: Sieve, enqueue: Callable[[], None], num_tokens: int
+) -> list[str]:
+    """How many experts the tokens of one run chose together, on average over the layers."""
+    nbytes = 1 << 20
+    arena = parts.decode._ctx.device.pinned_arena("choices", nbytes)
+    pinned = arena.take((nbytes,), DType.U8)
+    found: list[int] = []
+
+    def note(stream: Any, experts: Tensor) -> None:
+        copy = Tensor(pinned.address, experts.dtype, experts.shape)
+        stream.download(copy, experts)
+        stream.synchronize()
+        found.append(len(np.unique(host_array(copy))))
+
+    sieve.kept, sieve.on_route = None, note
+    enqueue()
+    parts.stream.synchronize()
+    sieve.on_route = None
+    arena.close()
+    if not found:
+        return []
+    return [f"  distinct experts of {num_tokens} tokens: {np.mean(found):.1f} a layer"]
 
 
 def measure(
@@ -152,6 +192,10 @@ def measure(
                 f"{cell.decode_per_s:.1f} tok/s, {cell.decode_fraction:.3f} of its ceiling; round "
                 f"{cell.round_us:.0f} us, device {cell.device_us:.0f}, host {cell.host_us:.0f}\n"
             )
+            logits = engine.rounds._on_device.io.download_logits(
+                engine.rounds._on_device.stream, cell.concurrency
+            )
+            say(f"  logits: finite {np.isfinite(logits).all()}, deviation {logits.std():.2f}\n")
         parts = engine.rounds._on_device
         decode, prefill_unit = parts.decode, parts.prefill
         ctx = decode._ctx
@@ -163,13 +207,12 @@ def measure(
             say(f"decode round, B={count}\n")
             # The header of the newest round of this size is on the device if it came last.
             measure_cell(engine, machine, CellPlan(context, 2, count, True), warmup=0, repeat=1)
-            lines = breakdown(ctx.stream, sieve, partial(decode._enqueue, count), machine)
+            lines = breakdown(parts, sieve, partial(decode._enqueue, count), machine)
+            lines += routing(parts, sieve, partial(decode._enqueue, count), count)
             say("\n".join(lines) + "\n")
         if not options.brief:
             say(f"prefill of {options.chunk} tokens behind {context - options.chunk}\n")
-            lines = breakdown(
-                ctx.stream, sieve, _chunk(prefill_unit, options.chunk, context), machine
-            )
+            lines = breakdown(parts, sieve, _chunk(prefill_unit, options.chunk, context), machine)
             say("\n".join(lines) + "\n")
         return {"model": source.model_id, "ready_s": ready, "start": steps, "cells": cells}
 
@@ -181,7 +224,7 @@ def _chunk(prefill: Any, columns: int, context: int) -> Callable[[], None]:
 
     first = context - columns
     axis = range(first, context)
-    tokens = [(7919 * place) % 5000 for place in axis]
+    tokens = [(7919 * place) % (prefill._model.geometry.vocab_rows // 2) for place in axis]
     stream = prefill._ctx.stream
     inputs = prefill._io.upload_prefill(
         stream, PrefillChunk(tokens, first, (axis, axis, axis), 0, 0, fold=0)
@@ -224,7 +267,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--brief", action="store_true", help="no figures of single ops")
+    parser.add_argument("--no-wide", action="store_true", help="prefill without warpgroup products")
     parser.add_argument(
         "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
     )
@@ -238,7 +282,10 @@ def main() -> None:
     from ninfer import model_stack
     from ninfer.cuda.device import CudaDevice
     from ninfer.cuda.module import prebuilt
+    from ninfer.cuda.stream import CudaStream
 
+    if options.no_wide:
+        CudaStream.has_warpgroups = False  # type: ignore[method-assign,assignment]
     cache = prebuilt(options.folder)
     model_stack._open_cuda = lambda ordinal: CudaDevice(ordinal, cache)
     machine = measure_machine("0", None)

@@ -51,6 +51,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until everything before the point has finished."""
 
+    def elapsed_ms(self, start: Self) -> float:
+        """Time from an earlier, recent point of the stream to this one; both are reached."""
+
 
 class Graph(Protocol):
     """Recorded work with fixed addresses."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ninfer.frontend.frontend import OutputOptions
 from ninfer.generation import CacheMode, SamplingParams
 from ninfer.model_stack import open_device
+from ninfer.program.round_times import RoundTimes
 from ninfer.runtime import Engine, RequestOptions
 from ninfer.tensor import DType
 
@@ -24,7 +25,6 @@ MATMUL_TFLOP_S = {"H200": 790.0, "H100": 790.0}
 
 _COPY_BYTES = (1 << 30, 64 << 20)  # on a device of its own, and in process memory
 _COPIES = 8
-_REPLAYS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Cell:
         decode_fraction: of that ceiling.
         prefill_ceiling_per_s, prefill_fraction: at the matmul rate; None without one.
         round_us: from one decode round to the next.
-        device_us: of a round when nothing comes between.
-        host_us: the difference.
+        device_us: of a round on the device.
+        host_us: the difference, when rounds follow one another.
     """
 
     prompt_tokens: int
@@ -127,11 +127,10 @@ def measure_cell(
             _run_once(engine, plan)
         engine.rounds.round_times()
         runs = [_run_once(engine, plan) for _ in range(repeat)]
-        round_s = engine.rounds.round_times().mean_s
-        device_s = engine.rounds.replay_rounds(plan.concurrency, _REPLAYS)
+        times = engine.rounds.round_times()
     finally:
         engine.rounds.imagine_prompts(False)
-    return _cell(engine, machine, plan, runs, (round_s, device_s))
+    return _cell(engine, machine, plan, runs, times)
 
 
 def _cell(
@@ -139,7 +138,7 @@ def _cell(
     machine: Machine,
     plan: CellPlan,
     runs: Sequence[tuple[float, float]],
-    round_times: tuple[float, float],
+    times: RoundTimes,
 ) -> Cell:
     rows, prompt, limits = plan.concurrency, plan.prompt_tokens, engine.limits
     first_s = statistics.median(first for first, _ in runs)
@@ -151,7 +150,6 @@ def _cell(
     best = None
     if machine.matmul_tflop_s is not None and prefill is not None:
         best = prompt * machine.matmul_tflop_s * 1e12 / limits.prefill_flop(prompt)
-    round_s, device_s = round_times
     return Cell(
         prompt_tokens=prompt,
         generated_tokens=plan.generated_tokens,
@@ -164,9 +162,9 @@ def _cell(
         decode_fraction=decode / ceiling,
         prefill_ceiling_per_s=best,
         prefill_fraction=None if best is None or prefill is None else prefill / best,
-        round_us=round_s * 1e6,
-        device_us=device_s * 1e6,
-        host_us=(round_s - device_s) * 1e6,
+        round_us=times.mean_s * 1e6,
+        device_us=times.mean_device_s * 1e6,
+        host_us=(times.mean_s - times.mean_device_s) * 1e6,
     )
 
 

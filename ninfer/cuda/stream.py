@@ -9,7 +9,7 @@ their handles.
 import ctypes
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from ninfer.cuda import driver
 from ninfer.cuda.graph import CudaGraph
@@ -106,7 +106,7 @@ class CudaEvent:
         """
         self._stream.wait(self.turn)
 
-    def elapsed_ms(self, start: "CudaEvent") -> float:
+    def elapsed_ms(self, start: Self) -> float:
         """Time since an earlier point of the same stream; both are reached and recent."""
         return self._stream.elapsed_ms(start.turn, self.turn)
 

@@ -49,7 +49,11 @@ class UnitExecution:
                 sequences = tuple(self._sequence(order) for order in orders)
                 masks = tuple(self._book.active[order].token_mask for order in orders)
                 is_free = all(mask is None for mask in masks)
-                return self._program.decode(sequences, () if is_free else masks)
+                return self._program.decode(
+                    sequences,
+                    () if is_free else masks,
+                    is_steady=is_free and self._is_steady(orders),
+                )
             case NoUnit():
                 return None
 
@@ -91,6 +95,13 @@ class UnitExecution:
         if record.remaining_prefill > 0:
             return ()
         return self._leave_prefill(record, now)
+
+    def _is_steady(self, orders: tuple[RequestOrder, ...]) -> bool:
+        """Whether the next unit will most likely be a round of the same rows."""
+        active = self._book.active
+        return len(orders) == len(active) and all(
+            record.remaining_budget > 1 for record in active.values()
+        )
 
     def _sequence(self, order: RequestOrder) -> SequenceHandle:
         lane = self._book.active[order].lane

@@ -10,6 +10,7 @@ import ctypes
 import enum
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
@@ -115,6 +116,11 @@ class HostEvent:
 
     def __init__(self, stream: "HostStream") -> None:
         self._stream: Final = stream
+        self._reached_at: Final = time.perf_counter()
+
+    def elapsed_ms(self, start: Self) -> float:
+        """Time since an earlier point."""
+        return (self._reached_at - start._reached_at) * 1e3
 
     def synchronize(self) -> None:
         """Report a fault of the stream, if there is one.

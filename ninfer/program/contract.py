@@ -390,7 +390,11 @@ class Program(Protocol):
         """
 
     def decode(
-        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+        self,
+        rows: Sequence[SequenceHandle],
+        masks: Sequence[TokenMask | None] = (),
+        *,
+        is_steady: bool = False,
     ) -> PendingBatch:
         """Run one exact-B round over rows whose prefill is complete.
 
@@ -398,6 +402,9 @@ class Program(Protocol):
             rows: the members.
             masks: tokens each row may choose, None for all; empty when every row is free. A row
                 with a mask produces one token.
+            is_steady: every row is expected to go on with a free round of the same rows, so that
+                Program may start that one already. The price: a row that accepts nothing of this
+                round has ended, and can only be released, even when the batch is aborted.
         """
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:

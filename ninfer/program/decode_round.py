@@ -8,8 +8,8 @@ behind the frontier, so dropping its result needs no device work. Whose rows the
 becomes of the tokens, is Program's business.
 """
 
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from ninfer.errors import InvariantError
@@ -20,7 +20,9 @@ from ninfer.models.qwen_hybrid.text import TextModel
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.decode_graph import DecodeGraphs
-from ninfer.program.round_io import DecodeRow, RoundIo
+from ninfer.program.decode_header import DecodeRow
+from ninfer.program.round_io import RoundIo
+from ninfer.program.round_staging import ChosenTokens
 from ninfer.program.round_times import RoundClock
 from ninfer.tensor import Tensor
 
@@ -62,6 +64,7 @@ class DecodeRound:
         self._io: Final = io
         self._addressable: Final = addressable
         self.clock: Final = RoundClock()
+        self._newest: ChosenTokens | None = None
         self._activations: Final[tuple[TextActivations, ...]] = tuple(
             carve_activations(ctx, model.geometry, rows, workspace)
             for rows in range(1, max_rows + 1)
@@ -82,37 +85,40 @@ class DecodeRound:
         self._enqueue(1)
         self._ctx.stream.synchronize()
 
-    def run(self, rows: Sequence[DecodeRow]) -> tuple[int, ...]:
-        """Run one round and return the token chosen for each row.
+    def launch(self, rows: Sequence[DecodeRow], sources: Sequence[int] = ()) -> ChosenTokens:
+        """Enqueue one round, and the way back of the tokens it will choose.
+
+        Args:
+            rows: what each row brings.
+            sources: when given, the anchors are the tokens that the newest round chooses for these
+                rows of its own, whatever the rows say.
+        """
+        stream = self._ctx.stream
+        self._io.upload_decode(stream, rows, sources)
+        begun = stream.record() if self.clock.is_running else None
+        self._graphs.launch(len(rows))
+        self._newest = self._io.download_sampled(stream, len(rows), begun)
+        return self._newest
+
+    def collect(self, chosen: ChosenTokens) -> tuple[int, ...]:
+        """Wait for the tokens of a round.
 
         Raises:
             InvariantError: the device reported a fault, or chose what cannot be chosen.
         """
-        self.clock.begin(len(rows))
-        self._io.upload_decode(self._ctx.stream, rows)
-        self._graphs.launch(len(rows))
-        tokens = self._io.download_sampled(self._ctx.stream, len(rows))
+        tokens = chosen.wait()
+        if chosen.begun is not None:
+            self.clock.arrive(chosen.arrival.elapsed_ms(chosen.begun) / 1e3)
         if not all(0 <= token < self._addressable for token in tokens):
             raise InvariantError(f"a round chose {tokens}; ids end at {self._addressable - 1}")
         return tokens
 
-    def replay(self, num_rows: int, count: int) -> float:
-        """Run the newest round of that many rows again and again; for measurement.
-
-        What it writes is nobody's, so no sequence may be active.
-
-        Returns:
-            Seconds of one round when nothing on the host comes between.
-        """
-        self._ctx.stream.synchronize()
-        begin = time.perf_counter()
-        for _ in range(count):
-            self._graphs.launch(num_rows)
-        self._ctx.stream.synchronize()
-        return (time.perf_counter() - begin) / count
-
     def close(self) -> None:
-        """Drop the graphs; idempotent."""
+        """Drop the graphs once no round runs any more; idempotent."""
+        if self._newest is not None:
+            with suppress(InvariantError):  # nothing runs on a stream that has failed
+                self._newest.wait()
+            self._newest = None
         self._graphs.close()
 
     def _enqueue(self, num_rows: int) -> None:

@@ -4,7 +4,8 @@
     decode | control -> pending -> commit | abort     exactly once, the whole batch, one at a time
 
 A decode round leaves nothing to undo on the device: the recurrent state stays at the round's entry
-plus a record, new keys and values lie behind the frontier. Forced tokens do change the state in
+plus a record, new keys and values lie behind the frontier. In a steady round that is given up once
+the next one has been started (`round_ahead`). Forced tokens do change the state in
 place, so the scratch slot holds the image from before until the batch ends. Bookkeeping is the
 stores' business, device work is `DecodeRound`'s and `Prefill`'s; this file keeps the two in step.
 """
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from ninfer.device import Stream
 from ninfer.errors import InvariantError
-from ninfer.generation import RopePositions, TokenMask
+from ninfer.generation import TokenMask
 from ninfer.program.contract import (
     PendingBatch,
     PendingRow,
@@ -26,12 +27,16 @@ from ninfer.program.contract import (
     RowDecision,
     SequenceHandle,
 )
+from ninfer.program.decode_header import DecodeRow
 from ninfer.program.decode_round import DecodeRound
 from ninfer.program.physical_stores import PhysicalStores, SequenceView
 from ninfer.program.prefill import Prefill, chunk_stop
-from ninfer.program.round_io import DecodeRow, PrefillChunk, RoundIo
+from ninfer.program.rope_axes import rope_axes, rope_position
+from ninfer.program.round_ahead import RoundAhead
+from ninfer.program.round_io import PrefillChunk, RoundIo
+from ninfer.program.round_staging import ChosenTokens
 from ninfer.program.round_times import RoundTimes
-from ninfer.program.sequence_table import SequencePhase, prefix_axes
+from ninfer.program.sequence_table import SequencePhase
 from ninfer.program.state_planes import StatePlanes
 from ninfer.program.state_store import SlotCopy
 
@@ -91,6 +96,8 @@ class ModelUnits:
         # Anchors that penalties do not know yet, by sequence index. A round counts them before it
         # samples, and they stay counted when the round is dropped: they were committed before it.
         self._uncounted: Final[dict[int, SequenceHandle]] = {}
+        self._ahead: RoundAhead | None = None
+        self._spoiled: Final[dict[int, SequenceHandle]] = {}
 
     @property
     def has_pending(self) -> bool:
@@ -111,9 +118,16 @@ class ModelUnits:
         return self._stores.commit_prefill(handle, count)
 
     def decode(
-        self, handles: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+        self,
+        handles: Sequence[SequenceHandle],
+        masks: Sequence[TokenMask | None] = (),
+        *,
+        is_steady: bool = False,
     ) -> PendingBatch:
-        """Run one exact-B round; without masks every row is free."""
+        """Run one exact-B round; without masks every row is free.
+
+        In a steady round the next one of the same rows is started before this one has come back.
+        """
         self._expect_nothing_pending()
         if not 1 <= len(handles) <= self._on_device.max_rows:
             raise InvariantError(
@@ -123,22 +137,33 @@ class ModelUnits:
         if len(masks) != len(handles):
             raise InvariantError(f"{len(masks)} masks for a round of {len(handles)} rows")
         views = [self._stores.view(handle) for handle in handles]
-        rows = [self._decode_row(view, mask) for view, mask in zip(views, masks, strict=True)]
         self._stores.begin_rows([(handle, 1) for handle in handles])
-        self._note_new_tables()
-        tokens = self._on_device.decode.run(rows)
-        for handle in handles:
-            self._uncounted.pop(handle.index, None)
+        self._on_device.decode.clock.begin(len(handles))
+        chosen, places = self._start_round(views, masks)
+        if is_steady:
+            self._start_ahead(views, places)
+        tokens = self._on_device.decode.collect(chosen)
         batch = self._new_batch(
-            PendingRow(view.handle, view.frontier, (token,))
-            for view, token in zip(views, tokens, strict=True)
+            PendingRow(view.handle, view.frontier, (tokens[place],))
+            for view, place in zip(views, places, strict=True)
         )
         self._pending = _PendingRound(batch)
         return batch
 
+    def leave_ahead(self, handle: SequenceHandle) -> None:
+        """Let a sequence be worked on otherwise than by the round that may run ahead with it."""
+        if self._ahead is not None and handle in self._ahead.waiting:
+            self._ahead = self._ahead.without(handle)
+            self._stores.drop_ahead(handle)
+
+    def is_spoiled(self, handle: SequenceHandle) -> bool:
+        """Whether the state of an ended sequence is ahead of its tokens, good for nothing."""
+        return self._spoiled.get(handle.index) == handle
+
     def control(self, handle: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """Process the anchor and all but the last of given tokens."""
         self._expect_nothing_pending()
+        self.leave_ahead(handle)
         if not tokens or not all(0 <= token < self._on_device.vocab_rows for token in tokens):
             raise InvariantError(f"{tuple(tokens)} cannot be forced on {handle}")
         view = self._stores.view(handle)
@@ -159,25 +184,32 @@ class ModelUnits:
         match pending:
             case _PendingRound():
                 for row, decision in zip(batch.rows, decisions, strict=True):
-                    self._commit_row(row, decision, pending_fold=decision.accepted)
+                    if self._ahead is not None and row.sequence in self._ahead.waiting:
+                        self._commit_ahead_row(row, decision)
+                    else:
+                        self._commit_row(row, decision, pending_fold=decision.accepted)
             case _PendingControl(before=before):
                 self._commit_control(before, batch.rows[0], decisions[0])
         self._pending = None
 
     def abort(self, batch: PendingBatch) -> None:
-        """Roll the whole pending batch back."""
+        """Roll the whole pending batch back; a steady one ends its rows instead."""
         match self._expect_pending(batch):
             case _PendingRound():
                 for row in batch.rows:
-                    # The round has folded in what was pending before it.
-                    self._stores.abort_row(row.sequence, pending_fold=0)
+                    if self._ahead is not None and row.sequence in self._ahead.waiting:
+                        self._commit_ahead_row(row, RowDecision(0, is_terminal=True))
+                    else:
+                        # The round has folded in what was pending before it.
+                        self._stores.abort_row(row.sequence, pending_fold=0)
             case _PendingControl(before=before):
                 self._copy_state(self._stores.state.restore(before.state))
                 self._stores.abort_row(before.handle, pending_fold=before.pending_fold)
         self._pending = None
 
     def abandon(self) -> None:
-        """Abort the pending batch, if there is one."""
+        """Abort the pending batch, if there is one, and forget the round ahead."""
+        self._ahead = None
         if self._pending is not None:
             self.abort(self._pending.batch)
 
@@ -185,6 +217,8 @@ class ModelUnits:
         """Read back the logits a pending decode round chose from, [B, vocab_rows]."""
         if not isinstance(self._expect_pending(batch), _PendingRound):
             raise InvariantError("forced tokens have no logits")
+        if self._ahead is not None:
+            raise InvariantError("the next round has overwritten the logits")
         return self._on_device.io.download_logits(self._on_device.stream, len(batch.rows))
 
     def imagine_prompts(self, is_imagined: bool) -> None:
@@ -192,19 +226,56 @@ class ModelUnits:
         self._on_device.prefill.is_imagined = is_imagined
 
     def round_times(self) -> RoundTimes:
-        """Durations of the decode rounds since the last call."""
+        """Durations of the decode rounds since the last call; taken from the first call on."""
         return self._on_device.decode.clock.take()
 
-    def replay_rounds(self, num_rows: int, count: int) -> float:
-        """Seconds of the newest round of that many rows, repeated without host work between."""
-        self._expect_nothing_pending()
-        return self._on_device.decode.replay(num_rows, count)
+    def _start_round(
+        self, views: Sequence[SequenceView], masks: Sequence[TokenMask | None]
+    ) -> tuple[ChosenTokens, Sequence[int]]:
+        """Start a round unless it runs already; its tokens, and where in it the rows stand."""
+        handles = [view.handle for view in views]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            is_served = ahead.serves(handles) and not any(mask is not None for mask in masks)
+            for left in ahead.waiting.difference(handles if is_served else ()):
+                self._stores.drop_ahead(left)
+            if is_served:
+                return ahead.chosen, ahead.places(handles)
+            self._stores.map_rows(handles)
+        rows = [self._decode_row(view, mask) for view, mask in zip(views, masks, strict=True)]
+        self._note_new_tables()
+        chosen = self._on_device.decode.launch(rows)
+        for handle in handles:
+            self._uncounted.pop(handle.index, None)
+        return chosen, range(len(rows))
+
+    def _start_ahead(self, views: Sequence[SequenceView], places: Sequence[int]) -> None:
+        """Start the round after the one of these rows, unless one of them may have no more."""
+        handles = [view.handle for view in views]
+        if any(view.frontier + 2 > view.writable_tokens for view in views):
+            return
+        self._stores.map_rows(handles, num_columns=2)
+        rows = [
+            DecodeRow(
+                token=0,  # the device knows it
+                position=view.frontier + 1,
+                rope_position=rope_position(view.prompt.rope, view.frontier + 1),
+                table_row=view.row,
+                slot=view.slot,
+                fold=1,
+                is_uncounted=True,
+                sampling=view.sampling,
+            )
+            for view in views
+        ]
+        self._note_new_tables()
+        self._ahead = RoundAhead.of(handles, self._on_device.decode.launch(rows, places))
 
     def _decode_row(self, view: SequenceView, mask: TokenMask | None) -> DecodeRow:
         return DecodeRow(
             token=view.anchor,
             position=view.frontier,
-            rope_position=_rope_position(view.prompt.rope, view.frontier),
+            rope_position=rope_position(view.prompt.rope, view.frontier),
             table_row=view.row,
             slot=view.slot,
             fold=view.pending_fold,
@@ -212,6 +283,23 @@ class ModelUnits:
             sampling=view.sampling,
             mask=mask,
         )
+
+    def _commit_ahead_row(self, row: PendingRow, decision: RowDecision) -> None:
+        """Commit a row of which the round ahead has folded and counted all that was recorded."""
+        handle = row.sequence
+        self._stores.commit_row(
+            handle,
+            row.tokens[: decision.accepted],
+            is_terminal=decision.is_terminal,
+            pending_fold=0,
+            boundaries=decision.boundaries,
+            keeps_pages=True,
+        )
+        self._uncounted.pop(handle.index, None)
+        if decision.is_terminal:
+            self.leave_ahead(handle)
+        if not decision.accepted:
+            self._spoiled[handle.index] = handle
 
     def _run_forced(self, view: SequenceView, tokens: Sequence[int]) -> None:
         """Run the anchor and all but the last of ``tokens``; as many columns as tokens."""
@@ -231,7 +319,7 @@ class ModelUnits:
                 PrefillChunk(
                     tokens=tokens[first - start : stop - start],
                     first_position=first,
-                    rope_axes=_rope_axes(view.prompt.rope, first, stop),
+                    rope_axes=rope_axes(view.prompt.rope, first, stop),
                     table_row=view.row,
                     slot=view.slot,
                     fold=fold,
@@ -294,26 +382,3 @@ def _check_decision(row: PendingRow, decision: RowDecision) -> None:
         raise InvariantError(f"{decision} for a row of {produced} tokens")
     if any(not 1 <= boundary <= accepted for boundary in decision.boundaries):
         raise InvariantError(f"{decision} has a boundary outside its {accepted} tokens")
-
-
-def _rope_position(rope: RopePositions | None, position: int) -> tuple[int, int, int]:
-    """Three-axis position of one token; the anchor of a fresh prompt is still one of its own."""
-    if rope is None:
-        return position, position, position
-    if position < len(rope.axes[0]):
-        time, height, width = rope.axes
-        return time[position], height[position], width[position]
-    shifted = position + rope.delta
-    return shifted, shifted, shifted
-
-
-def _rope_axes(
-    rope: RopePositions | None, first: int, stop: int
-) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """Three-axis positions of ``[first, stop)``."""
-    axes = prefix_axes(rope, stop)
-    if axes is None:
-        plain = range(first, stop)
-        return plain, plain, plain
-    time, height, width = axes
-    return time[first:stop], height[first:stop], width[first:stop]

@@ -209,6 +209,7 @@ class PhysicalStores:
         is_terminal: bool,
         pending_fold: int,
         boundaries: Sequence[int] = (),
+        keeps_pages: bool = False,
     ) -> None:
         """Commit the accepted tokens of a pending row.
 
@@ -222,6 +223,7 @@ class PhysicalStores:
             pending_fold: recorded columns its image has to fold in from now on: the accepted ones
                 after a decode round, what it was before after a restored snapshot, else 0.
             boundaries: relative to the accepted span, 1..len(tokens).
+            keeps_pages: what is mapped behind the frontier stays so, for a round that runs already.
         """
         record = self.sequences.get(handle)
         frontier = self.kv.frontier(record.kv) + len(tokens)
@@ -229,8 +231,19 @@ class PhysicalStores:
         self.state.check_fold(pending_fold)
         self.sequences.commit(handle, tokens, boundaries, is_terminal=is_terminal)
         self.kv.advance(record.kv, frontier)
-        self.kv.rollback(record.kv)
+        if not keeps_pages:
+            self.kv.rollback(record.kv)
         self.state.set_pending_fold(record.state, pending_fold)
+
+    def map_rows(self, handles: Sequence[SequenceHandle], num_columns: int = 1) -> None:
+        """Map what rounds over pending rows write, that many columns from the frontier on."""
+        for handle in handles:
+            record = self.sequences.get(handle)
+            self.kv.grow(record.kv, self.kv.frontier(record.kv) + num_columns)
+
+    def drop_ahead(self, handle: SequenceHandle) -> None:
+        """Unmap what was mapped for a round whose result nobody takes."""
+        self.kv.rollback(self.sequences.get(handle).kv)
 
     def abort_row(self, handle: SequenceHandle, *, pending_fold: int) -> None:
         """Drop a pending row's provisional tokens; the sequence is as before the unit.

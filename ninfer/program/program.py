@@ -19,13 +19,18 @@ from ninfer.errors import InvariantError
 from ninfer.generation import TokenMask
 from ninfer.program.contract import (
     BackfillProof,
+    Capture,
     Demand,
+    Materialize,
     PendingBatch,
     PrefillStep,
     ProgramCapacity,
     Projection,
+    Rearrange,
+    Release,
     ResourcePlan,
     ResourceVector,
+    Retain,
     RowDecision,
     RunningTransaction,
     SequenceHandle,
@@ -97,6 +102,15 @@ class ModelProgram:
         parts = self._generation()
         if parts.units.has_pending:
             raise InvariantError("a resource transition cannot start while a batch is pending")
+        match plan.target:
+            case Capture(sequence=sequence) | Retain(sequence=sequence):
+                if parts.units.is_spoiled(sequence):
+                    raise InvariantError(f"{sequence} accepted nothing and can only be released")
+                parts.units.leave_ahead(sequence)
+            case Release(sequence=sequence):
+                parts.units.leave_ahead(sequence)
+            case Materialize() | Rearrange():
+                pass
         return parts.transitions.start(plan)
 
     def prove_backfill(
@@ -110,10 +124,14 @@ class ModelProgram:
         return self._generation().units.prefill(sequence)
 
     def decode(
-        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+        self,
+        rows: Sequence[SequenceHandle],
+        masks: Sequence[TokenMask | None] = (),
+        *,
+        is_steady: bool = False,
     ) -> PendingBatch:
         """Run one exact-B round over rows whose prefill is complete."""
-        return self._generation().units.decode(rows, masks)
+        return self._generation().units.decode(rows, masks, is_steady=is_steady)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """Process the anchor and all but the last of ``tokens``; no sampler is involved."""

@@ -1,9 +1,9 @@
 """The device block that carries everything which varies from unit to unit.
 
     device  | header: tokens, positions, slots, sampler settings ... | block tables | masks |
-    pinned  | the same bytes                                         | the same     | same  |
+    pinned  | the same bytes, twice (`round_staging`)                | the same     | same  |
 
-A unit writes its header into the pinned twin, uploads once, runs, and reads the chosen tokens back
+A unit writes its header into a pinned twin, uploads once, runs, and reads the chosen tokens back
 once. Block tables follow the header so that a unit that mapped new pages uploads both with the same
 single copy. Masks allow everything from start-up on; a round with a constrained row uploads its
 rows' masks by a copy of their own, and so does the first round that frees such a row. Header
@@ -21,11 +21,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.device import ALIGNMENT, Arena, Stream, host_array
+from ninfer.device import ALIGNMENT, Arena, Event, Stream, host_array
 from ninfer.errors import ShapeError
-from ninfer.generation import SamplingParams, TokenMask
+from ninfer.generation import TokenMask
 from ninfer.models.qwen_hybrid.text import TextColumns
 from ninfer.ops.sampling import SamplerRows, mask_words
+from ninfer.program.decode_header import DecodeHeader, DecodeInputs, DecodeRow
+from ninfer.program.round_staging import NUM_TWINS, ChosenTokens, RoundStaging
 from ninfer.tensor import DType, Tensor
 
 
@@ -53,23 +55,6 @@ class RoundShape:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """Header of a decode round of exactly B rows, and the rows' masks.
-
-    Attributes:
-        columns: inputs of the schedule.
-        count_flags: i32 [B], whether the row's token still has to be counted for penalties.
-        sampler: settings of each row.
-        mask: u32 [B, mask words], allowed tokens.
-    """
-
-    columns: TextColumns
-    count_flags: Tensor
-    sampler: SamplerRows
-    mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillInputs:
     """Header of a prefill chunk of T columns.
 
@@ -81,32 +66,6 @@ class PrefillInputs:
     columns: TextColumns
     count_slots: Tensor
     count_flags: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """What one row brings to a round.
-
-    Attributes:
-        token: the anchor.
-        position: where it stands, in tokens.
-        rope_position: its time, height and width position.
-        table_row, slot: of its sequence.
-        fold: recorded columns to fold first.
-        is_uncounted: whether the anchor is still to be counted.
-        sampling: settings the next token is chosen by.
-        mask: tokens that may be chosen; None allows all.
-    """
-
-    token: int
-    position: int
-    rope_position: tuple[int, int, int]
-    table_row: int
-    slot: int
-    fold: int
-    is_uncounted: bool
-    sampling: SamplingParams
-    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +101,26 @@ class RoundIo:
 
     def __init__(self, arena: Arena, pinned: Arena, shape: RoundShape) -> None:
         self._shape: Final = shape
-        nbytes = _block_bytes(shape)
-        self._device: Final = arena.take((nbytes,), DType.U8)
-        self._pinned: Final = pinned.take((nbytes,), DType.U8)
-        self._bytes: Final[npt.NDArray[np.uint8]] = host_array(self._pinned)
-        self._bytes[:] = 0
+        self._device: Final = arena.take((_block_bytes(shape),), DType.U8)
+        self._staging: Final = RoundStaging(pinned, self._device, shape.max_rows)
         carver = _Carver(self._device, _header_bytes(shape))
         self.block_table: Final = carver.take(DType.I32, shape.table_rows, shape.table_width)
         self._tables_end: Final = carver.cursor
         self._mask: Final = carver.take(DType.U32, shape.max_rows, shape.mask_words)
         self.sampled: Final = arena.take((shape.max_rows,), DType.I32)
         self.logits: Final = arena.take((shape.max_rows, shape.vocab_rows), DType.F32)
-        self._sampled_pinned: Final = pinned.take((shape.max_rows,), DType.I32)
         self._row_pinned: Final = pinned.take((1, shape.vocab_rows), DType.F32)
         self._decode: Final = tuple(
             _decode_inputs(_Carver(self._device, 0), rows, self._mask)
             for rows in range(1, shape.max_rows + 1)
         )
+        self._headers: Final = tuple(
+            tuple(DecodeHeader(self._staging, inputs, turn) for inputs in self._decode)
+            for turn in range(NUM_TWINS)
+        )
+        self._newest: Final[list[DecodeHeader | None]] = [None] * NUM_TWINS
+        # Not a twin itself: pages may be mapped while an upload of a twin is still to happen.
+        self.table_mirror: Final = np.zeros(self.block_table.shape, np.int32)
         self._has_new_tables = True
         self._num_masked = 0  # rows from here on have masks that allow everything
 
@@ -171,8 +133,8 @@ class RoundIo:
     @staticmethod
     def pinned_bytes(shape: RoundShape) -> int:
         """Bytes to plan for the pinned arena."""
-        outputs = _aligned(4 * shape.max_rows) + _aligned(4 * shape.vocab_rows)
-        return _aligned(_block_bytes(shape)) + outputs
+        twin = _aligned(_block_bytes(shape)) + _aligned(4 * shape.max_rows)
+        return NUM_TWINS * twin + _aligned(4 * shape.vocab_rows)
 
     def decode_inputs(self, num_rows: int) -> DecodeInputs:
         """Fixed views of a round of ``num_rows`` rows."""
@@ -190,56 +152,47 @@ class RoundIo:
 
     def start(self, stream: Stream) -> None:
         """Upload the whole block once, allowing every token in every mask."""
-        self._staged(self._mask)[:] = 0xFF
-        stream.upload(self._device, self._pinned)
-        self._has_new_tables = False
-
-    @property
-    def table_mirror(self) -> npt.NDArray[np.int32]:
-        """Pinned twin of the block table, [table rows, table width], for the pool to write."""
-        return self._staged(self.block_table).view(np.int32).reshape(self.block_table.shape)
+        self._staging.octets(self._mask)[:] = 0xFF
+        self._stage_tables()
+        self._staging.upload(stream, self._device)
 
     def note_new_tables(self) -> None:
         """Let the next unit's upload carry the block tables, too."""
         self._has_new_tables = True
 
-    def upload_decode(self, stream: Stream, rows: Sequence[DecodeRow]) -> DecodeInputs:
+    def upload_decode(
+        self, stream: Stream, rows: Sequence[DecodeRow], sources: Sequence[int] = ()
+    ) -> DecodeInputs:
         """Fill in the header of a round and enqueue its upload, and that of masks if there are any.
+
+        Args:
+            stream: where the round will run.
+            rows: what the rows bring.
+            sources: when given, the tokens of the rows are those that the newest round of the
+                stream chooses for these rows of its own; what the rows say is ignored.
 
         Raises:
             ShapeError: a mask is not made of words, or has too many.
         """
+        turn = self._staging.next_unit()
         self._upload_masks(stream, rows)
-        inputs = self.decode_inputs(len(rows))
-        columns, sampler = inputs.columns, inputs.sampler
-        positions = [row.position for row in rows]
-        settings = [row.sampling for row in rows]
-        self._put(columns.tokens, [row.token for row in rows])
-        self._put(columns.positions, positions)
-        self._put(
-            columns.rope_positions, [[row.rope_position[axis] for row in rows] for axis in range(3)]
-        )
-        self._put(columns.table_rows, [row.table_row for row in rows])
-        self._put(columns.slots, [row.slot for row in rows])
-        self._put(columns.fold, [row.fold for row in rows])
-        self._put(inputs.count_flags, [int(row.is_uncounted) for row in rows])
-        self._put(
-            sampler.temperature, [0.0 if one.is_greedy else one.temperature for one in settings]
-        )
-        self._put(sampler.top_p, [one.top_p for one in settings])
-        self._put(sampler.min_p, [one.min_p for one in settings])
-        self._put(sampler.presence, [one.presence_penalty for one in settings])
-        self._put(sampler.frequency, [one.frequency_penalty for one in settings])
-        self._put(sampler.top_k, [one.top_k for one in settings])
-        self._put(sampler.seeds, [word for one in settings for word in _seed_words(one.seed)])
-        self._put(sampler.positions, [position + 1 for position in positions])
-        self._upload(stream, last=sampler.positions)
+        inputs, header = self.decode_inputs(len(rows)), self._headers[turn][len(rows) - 1]
+        header.fill(rows, is_over_other=self._newest[turn] is not header)
+        self._newest[turn] = header
+        self._upload(stream, last=inputs.sampler.positions)
+        tokens = inputs.columns.tokens
+        if tuple(sources) == tuple(range(len(rows))):
+            stream.copy(tokens, self.sampled.rows(0, len(rows)))
+        else:
+            for row, source in enumerate(sources):
+                stream.copy(tokens.rows(row, 1), self.sampled.rows(source, 1))
         return inputs
 
     def upload_prefill(self, stream: Stream, chunk: PrefillChunk) -> PrefillInputs:
         """Fill in the header of a chunk and enqueue its single upload."""
         count = len(chunk.tokens)
         inputs = self.prefill_inputs(count)
+        self._newest[self._staging.next_unit()] = None
         columns = inputs.columns
         self._put(columns.tokens, chunk.tokens)
         self._put(columns.positions, range(chunk.first_position, chunk.first_position + count))
@@ -253,12 +206,11 @@ class RoundIo:
         self._upload(stream, last=inputs.count_flags)
         return inputs
 
-    def download_sampled(self, stream: Stream, num_rows: int) -> tuple[int, ...]:
-        """Read the chosen tokens of a round back; waits for everything enqueued."""
-        rows = self._sampled_pinned.rows(0, num_rows)
-        stream.download(rows, self.sampled.rows(0, num_rows))
-        stream.synchronize()
-        return tuple(int(token) for token in host_array(rows))
+    def download_sampled(
+        self, stream: Stream, num_rows: int, begun: Event | None = None
+    ) -> ChosenTokens:
+        """Enqueue the read-back of a round's tokens; the second round from here overwrites it."""
+        return self._staging.download(stream, self.sampled.rows(0, num_rows), begun)
 
     def download_logits(self, stream: Stream, num_rows: int) -> npt.NDArray[np.float32]:
         """Read the logits of the newest round back, row by row; for diagnostics."""
@@ -271,9 +223,14 @@ class RoundIo:
 
     def _upload(self, stream: Stream, last: Tensor) -> None:
         """Copy the header up to its ``last`` field, and the block tables when they are newer."""
-        header_bytes = last.address + last.nbytes - self._device.address
-        nbytes = self._tables_end if self._has_new_tables else header_bytes
-        stream.upload(self._device.rows(0, nbytes), self._pinned.rows(0, nbytes))
+        nbytes = last.address + last.nbytes - self._device.address
+        if self._has_new_tables:
+            self._stage_tables()
+            nbytes = self._tables_end
+        self._staging.upload(stream, self._device.rows(0, nbytes))
+
+    def _stage_tables(self) -> None:
+        self._staging.octets(self.block_table)[:] = self.table_mirror.reshape(-1).view(np.uint8)
         self._has_new_tables = False
 
     def _upload_masks(self, stream: Stream, rows: Sequence[DecodeRow]) -> None:
@@ -283,26 +240,15 @@ class RoundIo:
         if num_stale == 0:
             return
         masks = self._mask.rows(0, num_stale)
-        staged = self._staged(masks).reshape(num_stale, -1)
+        staged = self._staging.octets(masks).reshape(num_stale, -1)
         for row, words in zip(rows, staged, strict=False):
             _write_mask(row.mask, words)
-        stream.upload(masks, self._pinned_twin(masks))
+        self._staging.upload(stream, masks)
         self._num_masked = last if self._num_masked <= len(rows) else self._num_masked
 
     def _put(self, field: Tensor, values: npt.ArrayLike) -> None:
         words = np.asarray(values, np.dtype(field.dtype.value))
-        self._staged(field)[:] = words.reshape(-1).view(np.uint8)
-
-    def _staged(self, field: Tensor) -> npt.NDArray[np.uint8]:
-        """Pinned bytes of a device field."""
-        first = field.address - self._device.address
-        return self._bytes[first : first + field.nbytes]
-
-    def _pinned_twin(self, field: Tensor) -> Tensor:
-        """Pinned counterpart of a device field."""
-        return Tensor(
-            field.address - self._device.address + self._pinned.address, field.dtype, field.shape
-        )
+        self._staging.octets(field)[:] = words.reshape(-1).view(np.uint8)
 
 
 class _Carver:
@@ -375,12 +321,6 @@ def _write_mask(mask: TokenMask | None, words: npt.NDArray[np.uint8]) -> None:
         raise ShapeError(f"a mask of {len(mask)} bytes; a row has {words.size}")
     words[: len(mask)] = np.frombuffer(mask, np.uint8)
     words[len(mask) :] = 0
-
-
-def _seed_words(seed: int) -> tuple[int, int]:
-    """Split the two's-complement bits of an int64 into its low and its high word."""
-    bits = seed & 0xFFFF_FFFF_FFFF_FFFF
-    return bits & 0xFFFF_FFFF, bits >> 32
 
 
 def _aligned(nbytes: int) -> int:

@@ -14,7 +14,8 @@ from ninfer.device import host_array
 from ninfer.errors import ShapeError
 from ninfer.generation import SamplingParams
 from ninfer.host.device import HostDevice, HostStream
-from ninfer.program.round_io import DecodeRow, PrefillChunk, RoundIo, RoundShape
+from ninfer.program.decode_header import DecodeRow
+from ninfer.program.round_io import PrefillChunk, RoundIo, RoundShape
 from ninfer.tensor import DType, Tensor
 
 SHAPE = RoundShape(max_rows=4, max_columns=200, table_rows=4, table_width=5, vocab_rows=70)
@@ -194,5 +195,5 @@ def test_chosen_tokens_and_logits_are_read_back(io: RoundIo, stream: _CountingSt
     host_array(io.sampled)[:] = [5, 6, 7, 8]
     host_array(io.logits)[:] = np.arange(4 * 70).reshape(4, 70)
 
-    assert io.download_sampled(stream, 3) == (5, 6, 7)
+    assert io.download_sampled(stream, 3).wait() == (5, 6, 7)
     assert np.array_equal(io.download_logits(stream, 2), np.arange(140).reshape(2, 70))

@@ -12,7 +12,8 @@ from ninfer.device import Stream, host_array
 from ninfer.errors import ShapeError
 from ninfer.generation import SamplingParams, TokenMask
 from ninfer.host.device import HostDevice, HostStream
-from ninfer.program.round_io import DecodeRow, RoundIo, RoundShape
+from ninfer.program.decode_header import DecodeRow
+from ninfer.program.round_io import RoundIo, RoundShape
 from ninfer.tensor import Tensor
 
 SHAPE = RoundShape(max_rows=4, max_columns=8, table_rows=4, table_width=2, vocab_rows=70)

@@ -179,7 +179,11 @@ class ScriptedProgram:
         return PrefillStep(done, left - done)
 
     def decode(
-        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+        self,
+        rows: Sequence[SequenceHandle],
+        masks: Sequence[TokenMask | None] = (),
+        *,
+        is_steady: bool = False,
     ) -> PendingBatch:
         self.books.enter("decode")
         self.masks.append(tuple(masks))
