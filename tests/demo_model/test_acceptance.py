@@ -48,16 +48,20 @@ def test_rows_of_different_length_are_continued_as_each_alone_is(case: str) -> N
     assert found == [golden[f"greedy.{index}"].tolist() for index in (0, 1, 2)]
 
 
-def test_a_row_ends_with_the_first_stop_token() -> None:
+def test_a_row_ends_with_the_first_stop_token_or_at_the_limit() -> None:
     trunk, _, _ = golden_models("tiny-dense")
     golden = load("tiny-dense")
-    prompts = [golden[f"prompt_ids.{index}"].tolist() for index in (1, 2)]
-    whole = golden["greedy.1"].tolist()
+    prompts = [golden[f"prompt_ids.{index}"].tolist() for index in (0, 1, 2)]
+    whole = [golden[f"greedy.{index}"].tolist() for index in (0, 1, 2)]
+    stop, limit = whole[1][5], 12
 
-    first, second = continuations(trunk, prompts, whole[5], 12, addressable("tiny-dense"))
+    found = continuations(trunk, prompts, stop, limit, addressable("tiny-dense"))
 
-    assert first == whole[: whole.index(whole[5]) + 1]
-    assert len(second) == 12
+    assert found == [
+        tokens[: tokens.index(stop) + 1] if stop in tokens[:limit] else tokens[:limit]
+        for tokens in whole
+    ]
+    assert {tokens[-1] == stop for tokens in found} == {True, False}
 
 
 @pytest.mark.parametrize("case", ["tiny-dense", "real-head-dense"])
