@@ -64,7 +64,7 @@ def source_digest(kernel: Kernel) -> str:
     attributes = (kernel.name, kernel.params, kernel.threads, kernel.min_blocks)
     digest.update(repr(attributes).encode())
     if kernel.is_warpgroup:
-        digest.update(f"warpgroup {kernel.cluster}".encode())
+        digest.update(f"warpgroup {kernel.cluster} {kernel.max_registers}".encode())
     for line in _describe(kernel.function, set()):
         digest.update(line.encode())
         digest.update(b"\0")

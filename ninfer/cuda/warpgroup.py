@@ -35,6 +35,10 @@ DESCRIPTOR: Final = (1 << 62) | (64 << 32) | (1 << 16)
 apart; the other stride means nothing for rows of one swizzle width. A descriptor adds the address
 of the first row, in units of 16 bytes; the next 16 features of the rows are two units further."""
 
+meet = define(  # at a barrier of the block by its number, so many threads
+    "bar.sync $0, $1;", [], [_U32, _U32], is_ordered=True
+)
+
 # Barriers in shared memory that count arrivals and bytes.
 init_barrier = define("mbarrier.init.shared::cta.b64 [$0], $1;", [], [_U32, _U32], is_ordered=True)
 publish_barriers = define("fence.mbarrier_init.release.cluster;", [], [], is_ordered=True)
@@ -66,6 +70,34 @@ wait_phase_of_cluster = define(  # the same where blocks of the cluster arrive
 )
 arrive_in_cluster = define("barrier.cluster.arrive.release.aligned;", [], [], is_ordered=True)
 wait_for_cluster = define("barrier.cluster.wait.acquire.aligned;", [], [], is_ordered=True)
+
+# The same for the lanes whose first operand is not 0.
+init_barrier_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; }",
+    [],
+    [_U32, _U32, _U32],
+    is_ordered=True,
+)
+expect_bytes_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; "
+    "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; }",
+    [],
+    [_U32, _U32, _U32],
+    is_ordered=True,
+)
+arrive_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p mbarrier.arrive.shared::cta.b64 _, [$1]; }",
+    [],
+    [_U32, _U32],
+    is_ordered=True,
+)
+copy_bulk_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; "
+    "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$1], [$2], $3, [$4]; }",
+    [],
+    [_U32, _U32, _U64, _U32, _U32],
+    is_ordered=True,
+)
 
 # Bulk copies: to, from, bytes, barrier; to all blocks of a cluster that the last operand names.
 copy_bulk = define(
@@ -110,6 +142,50 @@ def multiply_block(num_rows: int) -> Intrinsic:
 
 
 @cache
+def multiply_registers(num_rows: int) -> Intrinsic:
+    """Make ``(sums, left, right)``: as `multiply_block`, the left block in registers.
+
+    ``left`` is a local array of 16 words: four for each 16 features, as m16n8k16 takes its left
+    operand, of the 16 rows that the warp has in its warpgroup. They belong to the product until the
+    next block of products has been given; then they may be written again.
+    """
+    num_sums, num_words = num_rows // 2, 4 * _STEPS
+    right = f"${num_sums}"
+    sums = ",".join(f"${index}" for index in range(num_sums))
+    lines = ["{ .reg .pred p; .reg .b64 b; setp.eq.u32 p, 0, 0;", "wgmma.fence.sync.aligned;"]
+    for step in range(_STEPS):
+        words = ",".join(f"${num_sums + 1 + 4 * step + index}" for index in range(4))
+        lines += [
+            f"add.s64 b, {right}, {step * _STEP_FEATURES * 2 // 16};",
+            f"wgmma.mma_async.sync.aligned.m64n{num_rows}k16.f32.bf16.bf16 "
+            f"{{{sums}}}, {{{words}}}, b, p, 1, 1, 0;",
+        ]
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1; }"]
+    text = "\n".join(lines)
+    value, word, wide = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+    returned = ir.LiteralStructType([value] * num_sums)
+    kind = ir.FunctionType(returned, [wide] + [word] * num_words + [value] * num_sums)
+    tied = [str(index) for index in range(num_sums)]
+    parts = ["=f"] * num_sums + ["l"] + ["r"] * num_words + tied + ["~{memory}"]
+    constraints = ",".join(parts)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        places = _places(context, builder, signature.args[0], values[0], num_sums)
+        words = _places(context, builder, signature.args[1], values[1], num_words)
+        operands = [values[2], *(builder.load(place) for place in (*words, *places))]
+        asm = ir.InlineAsm(kind, text, constraints, side_effect=True)
+        _put(builder, builder.call(asm, operands), places)
+        return context.get_dummy_value()
+
+    def on_registers(context: Any, sums: Any, left: Any, right: Any) -> Any:
+        return types.void(sums, left, _U64), generate
+
+    made = intrinsic(on_registers)
+    made.ptx_text = f"{text} {constraints}"
+    return made
+
+
+@cache
 def finish_products(num_rows: int) -> Intrinsic:
     """Make ``(sums)``: wait until every product has ended; the sums are values from then on."""
     return _on_sums("wgmma.wait_group.sync.aligned 0;", num_rows // 2, 0)
@@ -128,16 +204,10 @@ def _on_sums(text: str, num_sums: int, num_descriptors: int) -> Intrinsic:
     )
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, values[0])
-        places = [
-            builder.gep(made.data, [ir.Constant(ir.IntType(32), index)])
-            for index in range(num_sums)
-        ]
+        places = _places(context, builder, signature.args[0], values[0], num_sums)
         operands = list(values[1:]) + [builder.load(place) for place in places]
         asm = ir.InlineAsm(kind, text, constraints, side_effect=True)
-        result = builder.call(asm, operands)
-        for index, place in enumerate(places):
-            builder.store(builder.extract_value(result, index), place)
+        _put(builder, builder.call(asm, operands), places)
         return context.get_dummy_value()
 
     if num_descriptors:
@@ -153,3 +223,14 @@ def _on_sums(text: str, num_sums: int, num_descriptors: int) -> Intrinsic:
     made = intrinsic(on_sums)
     made.ptx_text = f"{text} {constraints}"
     return made
+
+
+def _places(context: Any, builder: Any, kind: Any, array: Any, count: int) -> list[Any]:
+    """Pointers to the elements of a local array."""
+    data = context.make_array(kind)(context, builder, array).data
+    return [builder.gep(data, [ir.Constant(ir.IntType(32), index)]) for index in range(count)]
+
+
+def _put(builder: Any, result: Any, places: list[Any]) -> None:
+    for index, place in enumerate(places):
+        builder.store(builder.extract_value(result, index), place)

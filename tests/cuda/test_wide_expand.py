@@ -67,7 +67,8 @@ def test_expanded_rows_are_values_rounded_once(
     assert np.all(got[~touched] == POISON * 257)
 
 
-def test_widened_columns_are_the_same_columns() -> None:
+@pytest.mark.parametrize("is_plaited", [False, True])
+def test_widened_columns_are_the_same_columns(is_plaited: bool) -> None:
     words = f32_to_bf16(np.random.default_rng(2).standard_normal((21, 200)).astype(np.float32))
     block = pack_columns(words)
     at = -(-block.size // 256) * 256
@@ -77,11 +78,11 @@ def test_widened_columns_are_the_same_columns() -> None:
     simulator.launch(
         MODULES,
         octets,
-        make_widen(),
+        make_widen(is_plaited),
         expand_grid(num_tiles(len(words)), 2),
         (simulator.GLOBAL, simulator.GLOBAL + at, 2),
     )
 
     touched = image_of(np.full((len(words), 256), 1, np.uint16)).view(np.uint16) == 1
-    got = octets[at:].view(np.uint16)
-    np.testing.assert_array_equal(got[touched], image_of(words).view(np.uint16)[touched])
+    got, expected = octets[at:].view(np.uint16), image_of(words, is_plaited=is_plaited)
+    np.testing.assert_array_equal(got[touched], expected.view(np.uint16)[touched])

@@ -56,8 +56,9 @@ class _Block:
         self.is_broken = False
         self.everybody = threading.Barrier(kernel.threads)
         self.warps = [threading.Barrier(32) for _ in range(kernel.threads // 32)]
-        self.groups = [threading.Barrier(128) for _ in range(kernel.threads // 128)]
+        self.groups = [threading.Barrier(128) for _ in range(-(-kernel.threads // 128))]
         self.exchanged: list[Any] = [None] * kernel.threads
+        self.products: dict[int, npt.NDArray[np.float64]] = {}
 
     # Memory.
 
@@ -136,6 +137,45 @@ class _Block:
         for i in range(len(sums)):
             sums[i] += product[16 * warp + r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
         self.groups[group].wait(_WAIT_S)
+
+    def multiply_registers(self, sums: list[Any], words: list[Any], right: Any) -> None:
+        """The left operand as m16n8k16 has it: lane 4 r + t of 16 rows, four words a step."""
+        thread = self.place.thread
+        warp = thread // 32
+        self.exchanged[thread] = [int(word) for word in words]
+        self.groups[thread // 128].wait(_WAIT_S)
+        if thread % 32 == 0:
+            rows = np.zeros((16, 64))
+            for lane, held in enumerate(self.exchanged[thread : thread + 32]):
+                for index, word in enumerate(held):
+                    row = lane // 4 + index % 2 * 8
+                    k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2
+                    low, high = (word & 0xFFFF) << 16, word & 0xFFFF0000
+                    rows[row, k : k + 2] = np.array([low, high], np.uint32).view(np.float32)
+            self.products[warp] = rows @ self.rows_of(int(right), 0, 2 * len(sums)).T
+        self.groups[thread // 128].wait(_WAIT_S)
+        r, t = thread % 32 // 4, thread % 4
+        for i in range(len(sums)):
+            sums[i] += self.products[warp][r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
+        self.groups[thread // 128].wait(_WAIT_S)
+
+    def meet(self, name: Any, count: Any) -> None:
+        """Wait for the other warps of the group."""
+        assert int(count) == 128
+        assert int(name) == 1 + self.place.thread // 128
+        self.groups[self.place.thread // 128].wait(_WAIT_S)
+
+    def transpose(self, word: Any) -> Any:
+        thread = self.place.thread
+        lane, base = thread % 32, thread // 32 * 32
+        self.exchanged[thread] = int(word)
+        self.warps[thread // 32].wait(_WAIT_S)
+        found = 0
+        for half in range(2):
+            source = self.exchanged[base + (2 * (lane % 4) + half) * 4 + lane // 4 // 2]
+            found |= (source >> 16 * (lane // 4 % 2) & 0xFFFF) << 16 * half
+        self.warps[thread // 32].wait(_WAIT_S)
+        return np.uint32(found)
 
     def shuffle(self, mask: Any, value: Any, lane: int) -> Any:
         thread = self.place.thread
@@ -218,6 +258,10 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
         smaller_u32=lambda a, b: np.uint32(min(int(a), int(b))),
         load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
         put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
+        put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
+        fused_multiply_add=lambda a, b, c: np.float32(float(a) * float(b) + float(c)),
+        transpose_matrix=block.transpose,
+        store_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
         store_u32x4=lambda address, *values: block.store(address, values, np.uint32),
         store_f32_if=store_if(np.float32),
@@ -262,6 +306,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         DESCRIPTOR=warpgroup.DESCRIPTOR,
         init_barrier=block.init,
         publish_barriers=lambda: None,
+        meet=block.meet,
         expect_bytes=block.arrive,
         arrive=block.arrive,
         wait_phase=block.wait,
@@ -269,9 +314,11 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
     )
     intrinsics = _intrinsics(block)
 
-    def call(self: Any, sums: Any, *descriptors: Any) -> None:
-        if descriptors:  # `multiply_block`; `finish_products` has nothing to wait for
-            block.multiply(sums, *descriptors)
+    def call(self: Any, sums: Any, *operands: Any) -> None:
+        if operands and isinstance(operands[0], list):
+            block.multiply_registers(sums, *operands)
+        elif operands:
+            block.multiply(sums, *operands)  # `finish_products` has nothing to wait for
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))

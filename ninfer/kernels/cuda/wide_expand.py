@@ -153,8 +153,12 @@ def _scaled(pair: Any, offset: float, factor: Any) -> Any:
 
 
 @cache
-def make_widen() -> Kernel:
-    """A linear input to rows: one warp for 8 columns x 128 features; block (256,)."""
+def make_widen(is_plaited: bool) -> Kernel:
+    """A linear input to rows: one warp for 8 columns x 128 features; block (256,).
+
+    Plaited rows have, of each 32 features, the first pairs of the four chunks in the first 16
+    bytes, the second pairs in the next: so a warpgroup reads the order in which lanes hold weights.
+    """
 
     def widen(base: int, to: int, k_tiles: int) -> None:
         ptx.release_successor()
@@ -166,14 +170,26 @@ def make_widen() -> Kernel:
             tile = uint64(column_tile) * uint64(k_tiles) + uint64(k)
             source = base + tile * uint64(2048) + uint64(lane * 16)
             row = column_tile * int32(8) + (lane >> int32(2))
-            chunk = k * int32(16) + (lane & int32(3))
+            chunk = k * int32(16)
             for slab in range(4):
                 a, b, c, d = ptx.load_u32x4(source + uint64(512 * slab))
-                at = image_address(to, k_tiles * 2, row, chunk + int32(4 * slab))
-                ptx.store_u32x4(at, a, b, c, d)
+                first = chunk + int32(4 * slab)
+                if is_plaited:
+                    inside = uint64((lane & int32(3)) * 4)
+                    at = image_address(to, k_tiles * 2, row, first)
+                    ptx.store_u32(at + inside, a)
+                    at = image_address(to, k_tiles * 2, row, first + int32(1))
+                    ptx.store_u32(at + inside, b)
+                    at = image_address(to, k_tiles * 2, row, first + int32(2))
+                    ptx.store_u32(at + inside, c)
+                    at = image_address(to, k_tiles * 2, row, first + int32(3))
+                    ptx.store_u32(at + inside, d)
+                else:
+                    at = image_address(to, k_tiles * 2, row, first + (lane & int32(3)))
+                    ptx.store_u32x4(at, a, b, c, d)
 
     return Kernel(
-        "widen",
+        "plait" if is_plaited else "widen",
         widen,
         (Param.ADDRESS,) * 2 + (Param.I32,),
         threads=WARPS * WARP,

@@ -54,13 +54,16 @@ def image_address(base: Address, k_blocks: Index, row: Index, chunk: Index) -> A
     return base + block * uint64(BLOCK_BYTES) + uint64(inside)
 
 
-def image_of(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+def image_of(words: npt.NDArray[np.uint16], *, is_plaited: bool = False) -> npt.NDArray[np.uint8]:
     """Lay bf16 words ``[rows, K]`` out as an operand, in NumPy; rows behind the last are zero."""
     num_rows, width = words.shape
     blocks, k_blocks = row_blocks(num_rows), feature_blocks(width)
     wide = np.zeros((blocks * BLOCK_ROWS, k_blocks * BLOCK_FEATURES), np.uint16)
     wide[:num_rows, :width] = words
     chunks = wide.reshape(blocks, BLOCK_ROWS, k_blocks, 8, 8)[..., PAIR_ORDER]
+    if is_plaited:  # [.., slab, chunk, pair, 2] to [.., slab, pair, chunk, 2]
+        plain = chunks.reshape(blocks, BLOCK_ROWS, k_blocks, 2, 4, 4, 2)
+        chunks = plain.transpose(0, 1, 2, 3, 5, 4, 6).reshape(chunks.shape)
     rows, places = np.arange(BLOCK_ROWS)[:, None], np.arange(8)[None, :]
     swizzled = chunks.transpose(0, 2, 1, 3, 4)[:, :, rows, places ^ (rows & 7)]
     return np.ascontiguousarray(swizzled).reshape(-1).view(np.uint8)

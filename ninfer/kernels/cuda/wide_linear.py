@@ -94,7 +94,7 @@ def multiply_wide(
         count = min(piece, x.num_columns - column)
         source = base + column * padded * 2
         tiles = fragments.num_tiles(count)
-        stream.launch(make_widen(), expand_grid(tiles, k_tiles), (source, columns, k_tiles))
+        stream.launch(make_widen(False), expand_grid(tiles, k_tiles), (source, columns, k_tiles))
         for row in range(0, weight.num_rows, slab):
             rows = min(slab, weight.num_rows - row)
             _expand(stream, weight, row, rows, weights)
@@ -120,7 +120,7 @@ def declared() -> tuple[Kernel, ...]:
     """Kernels of every wide product."""
     products = [make_wide_product(shape, ending) for shape in (WIDE, NARROW) for ending in Ending]
     formats = (f for f in TensorFormat if f not in (TensorFormat.FP32, TensorFormat.I32))
-    return (make_widen(), *(make_expand(format) for format in formats), *products)
+    return (make_widen(False), *(make_expand(format) for format in formats), *products)
 
 
 def _expand(stream: CudaStream, weight: Matrix, row: int, num_rows: int, to: int) -> None:

@@ -1,0 +1,131 @@
+"""Launcher of products of many columns with stored weights on Hopper.
+
+    plait      a piece of the columns  ->  rows in scratch memory
+    multiply   piece x weights         ->  output
+
+A piece is as large as the stream's scratch memory allows; usually there is one. How a product is
+cut, and into which tiles, changes no bit of it.
+"""
+
+from typing import Final
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.errors import ShapeError
+from ninfer.kernels.cuda.coded_product import Coded, make_coded_product
+from ninfer.kernels.cuda.fragments import num_tiles
+from ninfer.kernels.cuda.launch import block_parts, blocks_for
+from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.wide_expand import expand_grid, make_widen
+from ninfer.kernels.cuda.wide_layout import BLOCK_ROWS, image_bytes
+from ninfer.kernels.cuda.wide_output import Ending
+from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
+
+_SMALL_COST: Final = 0.55  # of a tile of 128 columns, in tiles of 256
+_ENDING_ALIGNMENT: Final = 8  # elements of one piece of 16 bytes
+
+
+def large_tiles(format: TensorFormat) -> Coded:
+    """128 weight rows x 256 columns."""
+    return Coded(format, column_blocks=2, stages=6)
+
+
+def small_tiles(format: TensorFormat) -> Coded:
+    """128 weight rows x 128 columns, where larger ones leave multiprocessors idle."""
+    return Coded(format, column_blocks=1, stages=8)
+
+
+def piece_columns(scratch_bytes: int, num_columns: int, width: int) -> int:
+    """Columns that fit into scratch memory, in equal pieces of whole tiles.
+
+    Raises:
+        ShapeError: a tile of columns does not fit.
+    """
+    most = scratch_bytes // image_bytes(BLOCK_ROWS, width)
+    wanted = blocks_for(num_columns, BLOCK_ROWS)
+    if most < 1:
+        raise ShapeError(f"scratch: {scratch_bytes} bytes are too few for columns of {width}")
+    pieces = blocks_for(wanted, most)
+    return blocks_for(wanted, pieces) * BLOCK_ROWS
+
+
+def shape_for(
+    format: TensorFormat, row_tiles: int, num_columns: int, ending: Ending, multiprocessors: int
+) -> Coded:
+    """Tiles that end first; the bits of a product do not depend on the choice."""
+    large, small = large_tiles(format), small_tiles(format)
+    turns = [blocks_for(s.tiles(row_tiles, num_columns), multiprocessors) for s in (large, small)]
+    # Sums of 256 columns leave no registers for an ending of any extent.
+    if ending is Ending.ANY or turns[1] * _SMALL_COST < turns[0]:
+        return small
+    return large
+
+
+def ending_for(out: Tensor, weight: Matrix, first_column: int, output: Output) -> Ending:
+    """Whole pieces of 16 bytes where the output allows it."""
+    extents = (weight.num_rows, first_column, out.shape[1], out.address // 2)
+    is_aligned = all(extent % _ENDING_ALIGNMENT == 0 for extent in extents)
+    if not is_aligned or weight.first_row % TILE_ROWS or output is Output.F32:
+        return Ending.ANY
+    return Ending.ADD if output is Output.ADD else Ending.BF16
+
+
+def multiply_coded(
+    stream: CudaStream,
+    x: LinearInput,
+    weight: Matrix,
+    out: Tensor,
+    first_column: int,
+    output: Output,
+) -> None:
+    """Enqueue a product of any number of columns.
+
+    Raises:
+        ShapeError: the stream has too little scratch memory.
+    """
+    base, _, padded = block_parts(x)
+    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
+    k_tiles = padded // TILE_FEATURES
+    piece = piece_columns(stream.scratch.nbytes, x.num_columns, x.width)
+    row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS)
+    row_tiles -= weight.first_row // TILE_ROWS
+    ending = ending_for(out, weight, first_column, output)
+    for column in range(0, x.num_columns, piece):
+        count = min(piece, x.num_columns - column)
+        columns = stream.scratch.address
+        stream.launch(
+            make_widen(True),
+            expand_grid(num_tiles(count), k_tiles),
+            (base + column * padded * 2, columns, k_tiles),
+        )
+        shape = shape_for(weight.format, row_tiles, count, ending, stream.num_multiprocessors)
+        stream.launch(
+            make_coded_product(shape, ending),
+            shape.grid(row_tiles, count, stream.num_multiprocessors),
+            (
+                weight.storage.address,
+                columns,
+                out.address + column * out.shape[1] * out.dtype.itemsize,
+                k_tiles,
+                layout.row_tiles,
+                weight.first_row,
+                weight.num_rows,
+                count,
+                out.shape[1],
+                first_column,
+                int(output),
+            ),
+        )
+
+
+def declared() -> tuple[Kernel, ...]:
+    """Kernels of every product."""
+    kernels = [make_widen(True)]
+    for format in PAIR_FORMATS:
+        for ending in Ending:
+            kernels.append(make_coded_product(small_tiles(format), ending))
+            if ending is not Ending.ANY:
+                kernels.append(make_coded_product(large_tiles(format), ending))
+    return tuple(kernels)

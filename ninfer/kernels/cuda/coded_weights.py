@@ -1,0 +1,146 @@
+"""Stored weights to the left operands of warpgroups: rounded bf16 values in registers.
+
+A warp has one tile of 16 rows x 128 features at a time. `load` brings a lane's words of it from
+memory; `decode` makes the operands of half of the features, 16 words, four for each 16 features in
+the order of m16n8k16. A code and its scale are exact in f32 and so is their product: a value is
+rounded once, to bf16. The functions work on local arrays whose every index is a constant.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numba import cuda, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_tiles import tile_functions
+from ninfer.tensor import TensorFormat
+
+Address = Any
+Array = Any
+Index = Any
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWords:
+    """What a lane holds of a tile.
+
+    Attributes:
+        words: of codes.
+        is_split: one half of a tile's features is loaded while the other is still to be decoded,
+            which saves registers where the halves are in words of their own.
+    """
+
+    words: int
+    is_split: bool
+
+
+EXTRA_WORDS: Final = 8
+"""Words of high bits and scales, of which a format may use some."""
+
+
+def lane_words(format: TensorFormat) -> LaneWords:
+    """What a lane holds of a tile of a format."""
+    units = PAIR_FORMATS[format].code_bytes // 512
+    return LaneWords(8 * units, format is TensorFormat.W8)
+
+
+def make_load(format: TensorFormat) -> Any:
+    """Make ``(tile, lane, half, words, extra)``: a lane's part of the tile at an address.
+
+    Of formats that are split, ``half`` chooses the features; of others it means nothing.
+    """
+    layout, is_split = PAIR_FORMATS[format], lane_words(format).is_split
+    record, code_bytes = layout.record_bytes, layout.code_bytes
+    count = 1 if is_split else code_bytes // 512  # units of 512 bytes in a half, or in all
+    load_extra = _make_load_scales(format) if is_split else _make_load_extra(format)
+
+    @device_function
+    def load(tile: Address, lane: Index, half: int, words: Array, extra: Array) -> None:
+        for unit in range(count):
+            first = half * count + unit if is_split else unit
+            at = tile + uint64(first * 512) + uint64(lane * 16)
+            i = 8 * first
+            words[i], words[i + 1], words[i + 2], words[i + 3] = ptx.once_u32x4(at)
+            at += uint64(record)
+            words[i + 4], words[i + 5], words[i + 6], words[i + 7] = ptx.once_u32x4(at)
+        load_extra(tile + uint64(code_bytes), lane, half, extra)
+
+    return load
+
+
+def _make_load_scales(format: TensorFormat) -> Any:
+    """W8: scales of half of the features."""
+    record = PAIR_FORMATS[format].record_bytes
+
+    @device_function
+    def load_scales(extras: Address, lane: Index, half: int, extra: Array) -> None:
+        at = extras + uint64((lane >> 2) * 8 + half * 4)
+        extra[4 + half] = ptx.once_u32(at)
+        extra[6 + half] = ptx.once_u32(at + uint64(record))
+
+    return load_scales
+
+
+def _make_load_extra(format: TensorFormat) -> Any:
+    """High bits and scales of all features; BF16 has neither."""
+    layout = PAIR_FORMATS[format]
+    record, high_bytes, scale_bytes = layout.record_bytes, layout.high_bytes, layout.scale_bytes
+
+    @device_function
+    def load_extra(extras: Address, lane: Index, half: int, extra: Array) -> None:
+        if high_bytes == 128:
+            at = extras + uint64(lane * 4)
+            extra[0], extra[2] = ptx.once_u32(at), ptx.once_u32(at + uint64(record))
+        if high_bytes == 256:
+            at = extras + uint64(lane * 8)
+            extra[0], extra[1] = ptx.once_u32x2(at)
+            extra[2], extra[3] = ptx.once_u32x2(at + uint64(record))
+        if scale_bytes == 32:
+            at = extras + uint64(high_bytes) + uint64((lane >> 2) * 4)
+            extra[4], extra[6] = ptx.once_u32(at), ptx.once_u32(at + uint64(record))
+        if scale_bytes == 0:
+            # Zero bits of an address: a selector of bytes in order that the compiler cannot fold.
+            extra[0] = uint32(0x3210) | uint32(extras >> uint64(62))
+
+    return load_extra
+
+
+def make_decode(format: TensorFormat) -> Any:
+    """Make ``(words, extra, half, operands)`` for features ``64 half ..`` of a tile."""
+    layout, functions = PAIR_FORMATS[format], tile_functions(format)
+    unit_slabs, group_slabs, offset = layout.unit_slabs, layout.group_slabs, float(layout.offset)
+    pairs, scale = functions.pairs, functions.scale
+
+    @device_function
+    def decode(words: Array, extra: Array, half: int, operands: Array) -> None:
+        part = cuda.local.array(8, uint32)
+        found = cuda.local.array(8, uint32)
+        for i in range(2):
+            slab = 2 * half + i
+            for j in range(8):
+                part[j] = words[slab // unit_slabs * 8 + j]
+            pairs(part, extra, slab, found)
+            if group_slabs == 0:
+                # Operands must be made, not loaded: a load may not end while products run.
+                for j in range(8):
+                    operands[8 * i + j] = ptx.permute_bytes(found[j], found[j], extra[0])
+            else:
+                upper = scale(extra, slab // group_slabs, 0)
+                lower = scale(extra, slab // group_slabs, 1)
+                for j in range(4):
+                    operands[8 * i + 2 * j] = scaled(found[2 * j], offset, upper)
+                    operands[8 * i + 2 * j + 1] = scaled(found[2 * j + 1], offset, lower)
+
+    return decode
+
+
+@device_function
+def scaled(pair: Any, offset: float, factor: Any) -> Any:
+    """Two bf16 codes, less what they are stored with, times the scale: rounded once."""
+    shift = -offset * factor  # exact, and so is the sum
+    low = ptx.fused_multiply_add(lower_bf16(pair), factor, shift)
+    high = ptx.fused_multiply_add(upper_bf16(pair), factor, shift)
+    return ptx.bf16x2_of_f32(low, high)

@@ -1,0 +1,152 @@
+"""Products of coded weights on the CPU: operands, barriers, tile order and endings."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from ninfer.kernels.cuda import (
+    coded_output,
+    coded_product,
+    coded_weights,
+    device_functions,
+    product_output,
+    weight_pairs,
+    weight_tiles,
+)
+from ninfer.kernels.cuda.coded_product import Coded, make_coded_product
+from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
+from ninfer.kernels.cuda.wide_layout import image_of
+from ninfer.kernels.cuda.wide_output import Ending
+from ninfer.ops.linear_operands import WEIGHT_FORMATS
+from ninfer.tensor import TensorFormat
+from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
+from tests.support import warpgroup_simulator as simulator
+from tests.support.oracles.linear import random_payload, weight_values
+
+MODULES = (
+    coded_product,
+    coded_output,
+    coded_weights,
+    weight_pairs,
+    weight_tiles,
+    device_functions,
+    product_output,
+)
+GUARD = 4096
+
+Words = npt.NDArray[np.uint16]
+
+
+def words(seed: int, *shape: int) -> Words:
+    return f32_to_bf16(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def coded(
+    shape: Coded,
+    ending: Ending,
+    output: Output,
+    x: Words,
+    parent: tuple[int, int],
+    rows: slice,
+    before: npt.NDArray[Any],
+    first_column: int,
+    blocks: int,
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """Run a product between poison; return the output and what float64 makes of it."""
+    payload = random_payload(np.random.default_rng(9), shape.format, *parent)
+    layout = WeightLayout(shape.format, *parent)
+    parts = [
+        pack_weight(shape.format, payload, *parent),
+        image_of(x, is_plaited=True),
+        before.reshape(-1).view(np.uint8),
+    ]
+    offsets, octets = [], np.full(GUARD, 0xFF, np.uint8)
+    for part in parts:
+        offsets.append(octets.size)
+        octets = np.concatenate([octets, part, np.full(GUARD - part.size % 256, 0xFF, np.uint8)])
+    simulator.launch(
+        MODULES,
+        octets,
+        make_coded_product(shape, ending),
+        (blocks, 1, 1),
+        (
+            *(simulator.GLOBAL + offset for offset in offsets),
+            layout.k_tiles,
+            layout.row_tiles,
+            rows.start,
+            rows.stop - rows.start,
+            len(x),
+            before.shape[1],
+            first_column,
+            output,
+        ),
+    )
+    values = weight_values(shape.format, payload, *parent)[rows].astype(np.float32)
+    rounded = bf16_to_f32(f32_to_bf16(values)).astype(np.float64)
+    got = octets[offsets[2] :][: before.nbytes].view(before.dtype).reshape(before.shape)
+    return got, (bf16_to_f32(x).astype(np.float64) @ rounded.T).astype(np.float32)
+
+
+def expect_close(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, rtol=2**-8, atol=float(scale) * 1e-6)
+
+
+@pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
+def test_products_of_every_format(format: TensorFormat) -> None:
+    x, before = words(1, 9, 300), np.full((9, 40), 0x7FC1, np.uint16)
+
+    got, exact = coded(
+        Coded(format, 1, 3), Ending.BF16, Output.BF16, x, (56, 300), slice(16, 40), before, 8, 1
+    )
+
+    expect_close(bf16_to_f32(got[:, 8:32]), exact)
+    assert np.all(got[:, :8] == 0x7FC1)
+    assert np.all(got[:, 32:] == 0x7FC1)
+
+
+def test_blocks_share_tiles_and_take_them_one_after_the_other() -> None:
+    x, before = words(2, 530, 128), np.full((530, 144), 0x7FC1, np.uint16)
+
+    got, exact = coded(
+        Coded(TensorFormat.Q4, 2, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
+        slice(0, 144), before, 0, 2,
+    )  # fmt: skip
+
+    expect_close(bf16_to_f32(got), exact)
+
+
+def test_added_products() -> None:
+    x, before = words(3, 70, 128), words(5, 70, 144)
+
+    got, exact = coded(
+        Coded(TensorFormat.Q4, 1, 2), Ending.ADD, Output.ADD, x, (144, 128), slice(0, 144),
+        before.copy(), 0, 1,
+    )  # fmt: skip
+
+    expect_close(bf16_to_f32(got), exact + bf16_to_f32(before))
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_products_of_any_extent(output: Output) -> None:
+    x = words(6, 5, 128)
+    is_f32 = output is Output.F32
+    before: npt.NDArray[Any] = words(8, 5, 137)
+    if is_f32:
+        before = bf16_to_f32(before)
+
+    got, exact = coded(
+        Coded(TensorFormat.Q6, 1, 2), Ending.ANY, output, x, (150, 128), slice(5, 136),
+        before.copy(), 3, 1,
+    )  # fmt: skip
+
+    values = got if is_f32 else bf16_to_f32(got)
+    old = before if is_f32 else bf16_to_f32(before)
+    expect_close(values[:, 3:134], exact + (old[:, 3:134] if output is Output.ADD else 0))
+    np.testing.assert_array_equal(values[:, :3], old[:, :3])
+    np.testing.assert_array_equal(values[:, 134:], old[:, 134:])
