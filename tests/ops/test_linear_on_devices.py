@@ -65,12 +65,16 @@ def exact_and_bound(
     """Float64 products, and the rounding of binary32 sums of codes that carry an offset.
 
     Codes enter the sums with up to 20 times the magnitude of the largest of their row, and any
-    partial sum is rounded, or cut off, at most once for each of its terms' groups.
+    partial sum is rounded, or cut off, at most once for each of its terms' groups. Of many columns,
+    weights may have been rounded to bf16 before.
     """
     values = weight_values(format, payload, *shape)
     largest = np.abs(values).max(axis=1) * 20
     magnitude = np.abs(x.astype(np.float64)).sum(axis=1)
-    return x.astype(np.float64) @ values.T, np.outer(magnitude, largest) * 32 * F32_UNIT
+    bound = np.outer(magnitude, largest) * 32 * F32_UNIT
+    if len(x) > 128:
+        bound += np.abs(x.astype(np.float64)) @ np.abs(values).T * 2.0**-9
+    return x.astype(np.float64) @ values.T, bound
 
 
 @on_cuda
