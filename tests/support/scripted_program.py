@@ -94,6 +94,7 @@ class ScriptedProgram:
         self.committed: dict[bytes, list[int]] = {}
         self.rounds: list[tuple[int, ...]] = []
         self.masks: list[tuple[TokenMask | None, ...]] = []
+        self.steady: list[bool] = []
         self.is_abandoned = False
 
     @property
@@ -187,6 +188,7 @@ class ScriptedProgram:
     ) -> PendingBatch:
         self.books.enter("decode")
         self.masks.append(tuple(masks))
+        self.steady.append(is_steady)
         if not rows or len(set(rows)) != len(rows):
             raise InvariantError("an empty round, or a row twice")
         batch = tuple(self._decode_row(row) for row in rows)
