@@ -79,6 +79,7 @@ class Clock:
         """Go on from a state."""
         self.spent = state["spent"]
         self.steps, self.tokens = int(state["steps"]), int(state["tokens"])
+        self._saved, self._mark = self.spent, (self.spent, self.tokens)
 
 
 @dataclass(slots=True)
