@@ -15,6 +15,9 @@ from tools.demo_model.data.encoding import encode_all
 from tools.demo_model.data.mixture import draw, draw_skill, history
 from tools.demo_model.data.partition import is_held_out
 
+LONG_HISTORY_SHARE: Final = 0.12
+"""Part of the conversations with a history in which it is a long one."""
+LONGEST_HISTORY: Final = 24
 _BATCH: Final = 256
 _SYSTEMS: Final = (
     "You are a helpful assistant.",
@@ -72,13 +75,20 @@ def _finish(rng: Random, skill: str, found: Exercise) -> Conversation:
     turns = found.turns
     before: tuple[Turn, ...] = ()
     if skill not in ("recall", "instruction", "tool_call", "tool_result") and rng.random() < 0.25:
-        before = history(rng, rng.choice((1, 1, 2)))
+        before = history(rng, _history_length(rng))
     system = found.system
     if system is None and rng.random() < 0.2:
         system = rng.choice(_SYSTEMS)
     opening = () if system is None else (Turn(Speaker.SYSTEM, system),)
     written = [_written(turn, is_thinking) for turn in (*before, *turns)]
     return Conversation(skill, (*opening, *written), found.tools, is_thinking, found.expected)
+
+
+def _history_length(rng: Random) -> int:
+    """Earlier exchanges: mostly few, sometimes many, so that late positions are practised too."""
+    if rng.random() < LONG_HISTORY_SHARE:
+        return rng.randint(3, LONGEST_HISTORY)
+    return rng.choice((1, 1, 2))
 
 
 def _written(turn: Turn, is_thinking: bool) -> Turn:
