@@ -96,7 +96,7 @@ def _fail(stream: Any, kind: str) -> None:
         return
     from ninfer.kernels.cuda.pointwise import make_swiglu
 
-    kernel = make_swiglu(False)
+    kernel = make_swiglu(True)
     arguments = [NOWHERE] * len(kernel.params)
     threads = 1 << 20 if kind == "bad-launch" else None
     stream.launch(kernel, (1, 1, 1), arguments, threads=threads)
