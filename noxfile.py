@@ -4,6 +4,8 @@
 that has just run the tests.
 """
 
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "none"
@@ -64,8 +66,15 @@ def compile_kernels(session: nox.Session) -> None:
 
 @nox.session
 def compile_all(session: nox.Session) -> None:
-    """Compile every kernel of every registered model for every target."""
-    session.run(PYTHON, "-m", "ninfer", "compile", "--all", "--every-target")
+    """Compile every kernel of every registered model for every target, with a JSON report.
+
+    ``nox -s compile_all -- FILE`` names the report; ``build/kernels.json`` otherwise.
+    """
+    report = Path(session.posargs[0] if session.posargs else "build/kernels.json")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    session.run(
+        *(PYTHON, "-m", "ninfer", "compile", "--all", "--every-target", "--report", str(report))
+    )
 
 
 @nox.session

@@ -13,7 +13,14 @@ from typing import Final
 
 import ninfer.kernels.cuda as table
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import TARGETS, KernelCache, complaints, default_folder, mark_prebuilt
+from ninfer.cuda.module import (
+    TARGETS,
+    KernelCache,
+    complaints,
+    default_folder,
+    mark_prebuilt,
+    suits,
+)
 from ninfer.errors import ConfigurationError
 from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.models.package import Geometry, MoeGeometry
@@ -75,23 +82,22 @@ def compile_kernels(
     kernels = declared_kernels(models)
     cache = KernelCache(folder or default_folder())
     reports = []
-    total = len(kernels) * len(targets)
-    for target in targets:
-        for kernel in kernels:
-            figures = cache.compiled(kernel, target).figures
-            reports.append(
-                KernelReport(
-                    kernel.name,
-                    target,
-                    figures.registers,
-                    figures.spilled_bytes,
-                    figures.local_bytes,
-                    figures.shared_bytes + kernel.dynamic_shared_bytes,
-                    tuple(complaints(kernel, figures)),
-                )
+    wanted = [(one, target) for target in targets for one in kernels if suits(one, target)]
+    for kernel, target in wanted:
+        figures = cache.compiled(kernel, target).figures
+        reports.append(
+            KernelReport(
+                kernel.name,
+                target,
+                figures.registers,
+                figures.spilled_bytes,
+                figures.local_bytes,
+                figures.shared_bytes + kernel.dynamic_shared_bytes,
+                tuple(complaints(kernel, figures)),
             )
-            if progress is not None:
-                progress(len(reports), total)
+        )
+        if progress is not None:
+            progress(len(reports), len(wanted))
     if folder is not None:
         mark_prebuilt(folder)
     return tuple(reports)
