@@ -81,7 +81,7 @@ def channel_class(gateway: Gateway, limits: IntakeLimits) -> type[HTTPChannel]:
             self, server: Any, sock: socket.socket, addr: Any, adj: Any, map: Any = None
         ) -> None:
             self.parser_class = lambda adj: RequestParser(adj, limits, budget)
-            self.linger_s = limits.linger_s
+            self.limits = limits
             self.stall_client_s = stall_client_s
             super().__init__(server, sock, addr, adj, map)
 
@@ -93,12 +93,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress is untyped
 
     Attributes:
         lingers: a refusal was written before the request had arrived.
-        linger_s: longest time of discarding what a refused client still sends.
+        limits: of what the client sends.
         stall_client_s: time without progress of waiting output after which a client is dropped.
     """
 
     lingers = False
-    linger_s: float
+    limits: IntakeLimits
     stall_client_s: float
     parser_class: Callable[[Any], RequestParser]
     request: RequestParser | None
@@ -115,12 +115,15 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress is untyped
 
     def readable(self) -> bool:
         """Asked by the loop first each time round, which makes it the place for the checks."""
+        is_crowded = bool(self.server.in_connection_overflow)
         if self._linger_until is not None:
-            if time.monotonic() > self._linger_until:
+            if is_crowded or time.monotonic() > self._linger_until:
                 self.handle_close()
             return bool(self.connected)
         self._drop_if_stalled(time.time())
-        self._refuse_if_late(time.monotonic())
+        self._refuse_if_late(time.monotonic(), is_crowded)
+        if is_crowded and time.time() - self.last_activity > self.limits.crowded_s:
+            self._make_room()
         return self.connected and bool(super().readable())
 
     def handle_read(self) -> None:
@@ -141,7 +144,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress is untyped
             self.handle_close()
         elif not self.total_outbufs_len:
             self.close_when_flushed = False
-            self._linger_until = time.monotonic() + self.linger_s
+            self._linger_until = time.monotonic() + self.limits.linger_s
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
@@ -162,13 +165,19 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress is untyped
             # Marking it would not do: the loop acts on marks once the socket can be written.
             self.handle_close()
 
-    def _refuse_if_late(self, now: float) -> None:
+    def _make_room(self) -> None:
+        """Close the connection when nothing is going on."""
+        is_begun = self.request is not None and self.request.is_begun
+        if not (is_begun or self.requests or self.total_outbufs_len):
+            self.handle_close()
+
+    def _refuse_if_late(self, now: float, is_crowded: bool) -> None:
         request = self.request
         if request is None:
             return
         if self.requests:
             request.wait_again()
-        elif request.is_late(now):
+        elif request.is_late(now, is_crowded=is_crowded):
             with self.requests_lock:
                 request.refuse(TooSlow("the rest of the request did not arrive in time"))
                 self.requests.append(request)
@@ -193,7 +202,7 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]  # waitress is untyped
         self.response_headers.extend(_headers(family, request_id, code))
         self.set_close_on_finish()
         self.content_length = len(body)
-        self.channel.lingers = True
+        self.channel.lingers = error.code != TooSlow.code
         self.write(body)
 
     def note(self, request_id: str, code: str) -> None:

@@ -30,6 +30,7 @@ class IntakeLimits:
     Attributes:
         held_bytes: bodies of all connections that may be held at a time.
         head_s: longest time from the first byte of a request to the end of its head.
+        crowded_s: the same, and how long a connection may idle, when there is room for no other.
         body_grace_s: longest time of a short body.
         body_bytes_per_s: what a longer one has to arrive with on average.
         linger_s: how long a refused sender may go on before it reads why.
@@ -37,6 +38,7 @@ class IntakeLimits:
 
     held_bytes: int
     head_s: float = 20.0
+    crowded_s: float = 2.0
     body_grace_s: float = 30.0
     body_bytes_per_s: float = 4096.0
     linger_s: float = 10.0
@@ -117,12 +119,16 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]  # waitress is unt
         except ValueError as error:  # For instance a number that Python does not convert.
             raise ParsingError("Malformed request head") from error
 
-    def is_late(self, now: float) -> bool:
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything of the request has arrived; an empty line after the last one is not."""
+        return self.headers_finished or bool(self.header_plus.strip())
+
+    def is_late(self, now: float, *, is_crowded: bool = False) -> bool:
         """Whether the rest of the request takes too long."""
-        age_s = now - self._started_at
+        limits, age_s = self._limits, now - self._started_at
         if not self.headers_finished:
-            # An empty line after the last request starts none.
-            return age_s > self._limits.head_s and bool(self.header_plus.strip())
+            return self.is_begun and age_s > (limits.crowded_s if is_crowded else limits.head_s)
         grace_s = self.body_bytes_received / self._limits.body_bytes_per_s
         return bool(age_s > self._limits.body_grace_s + grace_s)
 

@@ -48,6 +48,7 @@ class HttpServer:
         application: WsgiApplication,
         gateway: Gateway,
         intake: IntakeLimits | None = None,
+        connection_limit: int = CONNECTION_LIMIT,
     ) -> None:
         """Bind; see the class.
 
@@ -55,6 +56,7 @@ class HttpServer:
             application: answers the requests.
             gateway: state and settings.
             intake: None holds one body of the longest kind for each request thread.
+            connection_limit: connections that may be open at a time.
         """
         settings = gateway.settings
         threads = gateway.slots.limit + EXTRA_THREADS
@@ -74,7 +76,7 @@ class HttpServer:
                 max_request_body_size=settings.max_request_bytes + 1,
                 max_request_header_size=HEADER_LIMIT_BYTES,
                 channel_timeout=CHANNEL_TIMEOUT_S,
-                connection_limit=CONNECTION_LIMIT,
+                connection_limit=connection_limit,
                 backlog=BACKLOG,
                 asyncore_use_poll=True,
                 clear_untrusted_proxy_headers=True,

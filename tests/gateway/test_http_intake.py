@@ -176,6 +176,22 @@ def test_a_refused_sender_cannot_go_on_for_ever(hasty: RunningServer) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HT"])
+def test_connections_without_a_request_make_room_for_others(
+    engine: ScriptedEngine, sent: bytes
+) -> None:
+    limits = IntakeLimits(held_bytes=MIB, crowded_s=0.3)
+    with running_server(engine, intake=limits, connection_limit=10) as server:
+        idle = [server.connect() for _ in range(20)]
+        for connection in idle:
+            connection.sendall(sent)
+        status = server.get("/health").status
+        for connection in idle:
+            connection.close()
+
+    assert status == 200
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -15,7 +15,7 @@ from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.health import unready_reason
 from ninfer.gateway.http_app import create_app
 from ninfer.gateway.http_intake import IntakeLimits
-from ninfer.gateway.http_server import HttpServer
+from ninfer.gateway.http_server import CONNECTION_LIMIT, HttpServer
 from ninfer.gateway.metrics import Metrics
 from ninfer.gateway.request_facts import RequestObserver
 from ninfer.runtime import Engine
@@ -131,6 +131,7 @@ def running_server(
     observers: tuple[RequestObserver, ...] = (),
     config: EngineConfig = TINY_CONFIG,
     intake: IntakeLimits | None = None,
+    connection_limit: int = CONNECTION_LIMIT,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve an engine on a free port; without one the server stays in its loading state."""
@@ -144,7 +145,8 @@ def running_server(
     metrics.attach(gateway.life, lambda: unready_reason(gateway))
     if engine is not None:
         gateway.life.note_loaded(engine)
-    with HttpServer(create_app(gateway, metrics), gateway, intake) as server:
+    app = create_app(gateway, metrics)
+    with HttpServer(app, gateway, intake, connection_limit) as server:
         yield RunningServer(gateway, server)
 
 
