@@ -118,6 +118,9 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]  # waitress is unt
             super().parse_header(header_plus)
         except ValueError as error:  # For instance a number that Python does not convert.
             raise ParsingError("Malformed request head") from error
+        if self.chunked and "CONTENT_LENGTH" in self.headers:
+            # A proxy in front may have believed the other one.
+            raise ParsingError("Both Content-Length and Transfer-Encoding")
 
     @property
     def is_begun(self) -> bool:

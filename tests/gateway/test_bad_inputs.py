@@ -80,6 +80,27 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
     ("n_zero", body(n=0), "invalid_value", "n"),
     ("no_messages", {"max_tokens": 2}, "missing_field", "messages"),
     ("empty_messages", body(messages=[]), "invalid_value", "messages"),
+    ("messages_many", body(messages=USER * 4097), "invalid_value", "messages"),
+    (
+        "tools_many",
+        body(tools=[tool(f"f{index}")["tools"][0] for index in range(129)]),
+        "invalid_value",
+        "tools",
+    ),
+    (
+        "cache_options",
+        body(prompt_cache_options={"ttl": "1s"}),
+        "invalid_value",
+        "prompt_cache_options.ttl",
+    ),
+    (
+        "cache_retention",
+        body(prompt_cache_retention="ever"),
+        "invalid_value",
+        "prompt_cache_retention",
+    ),
+    ("min_p", body(min_p=1.5), "invalid_value", "min_p"),
+    ("presence", body(presence_penalty=-2.1), "invalid_value", "presence_penalty"),
     ("messages_object", body(messages={}), "invalid_type", "messages"),
     ("no_role", body(messages=[{"content": "x"}]), "missing_field", "messages[0].role"),
     (

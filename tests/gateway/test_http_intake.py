@@ -196,11 +196,14 @@ def test_connections_without_a_request_make_room_for_others(
     "sent",
     [
         head("/v1/tokenize", "Content-Length: " + "9" * 5000),
+        head("/v1/tokenize", "Content-Length: 3", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
         head("/v1/tokenize", "Transfer-Encoding: chunked") + b"1" * 5000,
         head("/v1/tokenize", "Transfer-Encoding: chunked") + b"0\r\n" + b"x" * 70_000,
     ],
 )
-def test_numbers_and_lines_without_an_end_are_malformed(hasty: RunningServer, sent: bytes) -> None:
+def test_ambiguous_and_endless_heads_and_bodies_are_malformed(
+    hasty: RunningServer, sent: bytes
+) -> None:
     connection = hasty.connect()
     connection.sendall(sent)
 
