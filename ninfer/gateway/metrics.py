@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from ninfer.gateway.engine_metrics import engine_families
 from ninfer.gateway.histogram import SECONDS_BUCKETS, TOKEN_BUCKETS, Histogram
 from ninfer.gateway.request_facts import (
+    REUSE_PATHS,
     Endpoint,
     RequestEnd,
     RequestFacts,
@@ -35,12 +36,15 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, str]] = Counter()
+        # A series that is there before its first event makes rates of that event right.
+        self._requests: Counter[tuple[str, str]] = Counter(
+            {(e.value, o.value): 0 for e in Endpoint for o in RequestOutcome}
+        )
         self._rejections: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._tool_calls = 0
-        self._fallbacks: Counter[str] = Counter()
-        self._lookups: Counter[str] = Counter()
+        self._fallbacks: Counter[str] = Counter(dict.fromkeys(TEXT_REASONS, 0))
+        self._lookups: Counter[str] = Counter(dict.fromkeys(REUSE_PATHS, 0))
         self._queue = _seconds("queue", "Wait from submission to admission.")
         self._ttft = _seconds("ttft", "Complete body to first output.")
         self._tpot = _seconds("tpot", "Time for each output token after the first.")

@@ -27,6 +27,9 @@ class Endpoint(enum.Enum):
 NO_DRAFTS: Final = 0
 """Proposed tokens of a request, and of the whole engine, while nothing speculates."""
 
+REUSE_PATHS: Final = ("root", "endpoint", "closure", "replay", "anchor", "shared")
+"""Ways in which the prefix of a prompt may be found; root is none of it."""
+
 _PATHS: Final = {
     "/v1/chat/completions": Endpoint.CHAT,
     "/v1/completions": Endpoint.COMPLETIONS,

@@ -109,6 +109,15 @@ def test_metrics_agree_with_the_replies() -> None:
     assert value(found, "requests_active") == 0
 
 
+def test_series_of_closed_sets_are_there_from_the_start() -> None:
+    with ScriptedEngine(script) as engine, running_server(engine) as server:
+        found = server.get("/metrics").body.decode()
+
+    assert 'ninfer_requests_total{endpoint="messages",outcome="error"} 0.0' in found
+    assert 'ninfer_prefix_lookup_total{path="shared"} 0.0' in found
+    assert 'ninfer_tool_call_fallback_total{reason="malformed"} 0.0' in found
+
+
 def test_markup_that_stays_text_is_counted_by_reason() -> None:
     with ScriptedEngine(script) as engine, running_server(engine) as server:
         reply = server.chat("odd", max_tokens=500, tools=[PING], enable_thinking=False)
