@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ninfer.errors import RequestError
+from ninfer.gateway import media_source
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.image_header import ImageHeader, read_image_header
 from ninfer.gateway.media_source import MediaSource
@@ -64,6 +65,23 @@ def test_header_is_read_from_magic_bytes(name: str) -> None:
     data, expected = HEADERS[name]
 
     assert read_image_header(data) == expected
+
+
+@QUICK
+@given(st.text("AZaz09+/=", max_size=24))
+def test_base64_in_slices_is_base64(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(media_source, "_SLICE", 8)
+        assert outcome_of(media_source.decode_base64, text) == outcome_of(
+            lambda whole: base64.b64decode(whole, validate=True), text
+        )
+
+
+def outcome_of(decode: Callable[[str], bytes], text: str) -> bytes | None:
+    try:
+        return decode(text)
+    except ValueError:
+        return None
 
 
 @pytest.mark.parametrize("name", HEADERS)
