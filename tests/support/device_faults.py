@@ -8,6 +8,7 @@ store to nowhere, ``full-start`` leaves too little memory for the plan, ``full-s
 enough for a stream.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from typing import Any
 from ninfer import model_stack
 from ninfer.cli import bench
 from ninfer.cli.bench_measures import Machine
-from ninfer.cli.main import main as command_line
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import exit_code_of
+from ninfer.cli.options import add_console_options
 from ninfer.config import EngineConfig
 from ninfer.device import Device
 from ninfer.errors import NinferError
@@ -43,11 +46,23 @@ def main(kind: str, device: str, *rest: str) -> int:
     if rest:
         # Would be the first to ask for memory, and the plan of a start is what is wanted.
         bench.measure_machine = lambda *_: Machine("none", 1.0, None)  # type: ignore[attr-defined]
-        return command_line(
-            [*("bench", "--synthetic", "tiny-moe", "--device", device, "--gen-len", "64")]
-        )
+        return _command(["--synthetic", "tiny-moe", "--device", device, "--gen-len", "64"])
     sys.stdout.write(json.dumps(_serve_three(device)) + "\n")
     return 0
+
+
+def _command(arguments: list[str]) -> int:
+    """``ninfer bench`` without the other commands, which need what a card's machine may lack."""
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    add_console_options(parser)
+    options = parser.parse_args(arguments)
+    try:
+        return int(bench.run(options, Console(options)))
+    except NinferError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = exit_code_of(error)
+        return -1 if code is None else int(code)
 
 
 def _serve_three(device: str) -> list[str]:
