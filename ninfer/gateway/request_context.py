@@ -1,7 +1,8 @@
 """Facts of one HTTP request that everything behind the route needs.
 
-Plain values; built once by the application before a route runs. Source: the serving contract,
-section 2.
+Built once by the application before a route runs: plain values, and the two questions that only the
+server can answer, whether the client is still there and what its images show. Source: the serving
+contract, section 2.
 """
 
 import math
