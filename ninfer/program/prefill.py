@@ -10,11 +10,14 @@ from typing import Final
 
 from ninfer.models.qwen_hybrid import text
 from ninfer.models.qwen_hybrid.activations import carve_activations
-from ninfer.models.qwen_hybrid.text import TextModel
+from ninfer.models.qwen_hybrid.text import TextColumns, TextModel
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.round_io import PrefillChunk, RoundIo
 from ninfer.tensor import Tensor
+
+_TYPICAL: Final = (1, 8, 16, 32, 64, 128, 256)
+"""Sizes of chunks at which a device may go over to other kernels."""
 
 
 def chunk_stop(frontier: int, known_tokens: int, chunk_tokens: int) -> int:
@@ -69,8 +72,20 @@ class Prefill:
             sampling.count_tokens(
                 ctx, self._counts, inputs.count_slots, inputs.columns.tokens, inputs.count_flags
             )
-        activations = carve_activations(
-            ctx, self._model.geometry, len(chunk.tokens), self._workspace
-        )
-        text.prefill_columns(ctx, self._model, inputs.columns, activations)
+        self._enqueue(inputs.columns, len(chunk.tokens))
         ctx.stream.synchronize()
+
+    def prepare(self, max_columns: int) -> None:
+        """Compile and load what chunks of up to ``max_columns`` need, without running any."""
+        stream = self._ctx.stream
+        for count in sorted({min(typical, max_columns) for typical in (*_TYPICAL, max_columns)}):
+            stream.begin_capture()
+            self._enqueue(self._io.prefill_inputs(count).columns, count)
+            graph = stream.end_capture()
+            graph.prepare()
+            graph.close()
+
+    def _enqueue(self, columns: TextColumns, count: int) -> None:
+        ctx, geometry = self._ctx, self._model.geometry
+        activations = carve_activations(ctx, geometry, count, self._workspace)
+        text.prefill_columns(ctx, self._model, columns, activations)
