@@ -110,6 +110,9 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]  # waitress is unt
                 self.refuse(BadRequest("Chunk line or trailer too long"))
             else:
                 self._hold()
+        if self.error:
+            # A client that asks before it sends its body is told at once.
+            self.expect_continue = False
         return consumed
 
     def parse_header(self, header_plus: bytes) -> None:

@@ -107,6 +107,17 @@ def test_answered_requests_hold_nothing(narrow: RunningServer) -> None:
     assert [narrow.post("/v1/tokenize", body).status for _ in range(10)] == [200] * 10
 
 
+def test_a_body_that_is_refused_is_not_asked_for(narrow: RunningServer) -> None:
+    replies = []
+    for size in (MIB + 1, 1 << 40):  # More than there is room for, more than is ever allowed.
+        connection = narrow.connect()
+        length = f"Content-Length: {size}"
+        connection.sendall(head("/v1/tokenize", length, "Expect: 100-continue"))
+        replies.append(whole(connection))
+
+    assert [reply.split(b" ")[1] for reply in replies] == [b"429", b"413"]
+
+
 def test_a_body_of_unknown_length_is_counted_as_it_comes(narrow: RunningServer) -> None:
     first = narrow.connect()
     chunked = head("/v1/tokenize", "Transfer-Encoding: chunked")
