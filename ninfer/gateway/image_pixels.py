@@ -73,8 +73,8 @@ def _decoded(data: bytes, header: ImageHeader) -> Picture:
         is_animated = bool(getattr(image, "is_animated", False))
         image.seek(0)
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        rgb = _on_white(_in_srgb(upright))
+        ImageOps.exif_transpose(image, in_place=True)
+        rgb = _on_white(_in_srgb(image))
         return Picture(rgb.width, rgb.height, rgb.tobytes(), is_animated)
 
 
@@ -87,7 +87,9 @@ def _in_srgb(image: "Image.Image") -> "Image.Image":
     alpha = image.convert("RGBA").getchannel("A") if has_alpha else None
     if image.mode in ("P", "PA", "LA", "RGBA", "1"):
         image = image.convert("L" if image.mode in ("LA", "1") else "RGB")
-    rgb = _converted(image, image.info.get("icc_profile")).convert("RGB")
+    rgb = _converted(image, image.info.get("icc_profile"))
+    if rgb.mode != "RGB":  # The library would copy it: a large picture takes 256 MB.
+        rgb = rgb.convert("RGB")
     if alpha is not None:
         rgb.putalpha(alpha)
     return rgb
