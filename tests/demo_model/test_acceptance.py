@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tests.demo_model.torch_models import golden_models  # noqa: E402
-from tests.support.golden import GOLDEN, load  # noqa: E402
-from tools.demo_model.acceptance import (  # noqa: E402
+import torch
+
+from tests.demo_model.torch_models import golden_models
+from tests.support.golden import GOLDEN, load
+from tools.demo_model.acceptance import (
     Rounds,
     Text,
     candidate_walk,
@@ -18,7 +20,7 @@ from tools.demo_model.acceptance import (  # noqa: E402
     run_trunk,
     walk,
 )
-from tools.demo_model.greedy import continuations  # noqa: E402
+from tools.demo_model.greedy import continuations
 
 NO_STOP = -1
 

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tools.demo_model import checkpoint  # noqa: E402
-from tools.demo_model.packing import pack, save_rows  # noqa: E402
-from tools.demo_model.pool import Pool  # noqa: E402
+import torch
+
+from tools.demo_model import checkpoint
+from tools.demo_model.packing import pack, save_rows
+from tools.demo_model.pool import Pool
 
 LENGTH = 8
 CPU = torch.device("cpu")
@@ -65,6 +67,7 @@ def test_probes_are_kept_from_training(tmp_path: Path) -> None:
     pool = opened(tmp_path, num_probes=2)
     pool.wait(2)
 
+    assert pool.probes is not None
     kept = pool.probes[0][:, 0].tolist()
     dealt = deal(pool, 2) + deal(pool, 2)
 
@@ -85,7 +88,9 @@ def test_a_pool_restored_from_a_checkpoint_deals_on_in_the_same_order(tmp_path: 
     write_shards(folder, 3, 1)
 
     again = opened(folder, num_probes=1)
-    again.restore(checkpoint.load(tmp_path, CPU)["pool"])
+    saved = checkpoint.load(tmp_path, CPU)
+    assert saved is not None
+    again.restore(saved["pool"])
 
     for _ in range(3):
         assert deal(again, 3) == deal(pool, 3)

@@ -2,19 +2,21 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tests.demo_model.torch_models import golden_models  # noqa: E402
-from tests.support.golden import load  # noqa: E402
-from tools.demo_model.gated_delta import (  # noqa: E402
+import torch
+
+from tests.demo_model.torch_models import golden_models
+from tests.support.golden import load
+from tools.demo_model.gated_delta import (
     CHUNK,
     RESET,
     agrees,
     chunked_delta_rule,
     recurrent_delta_rule,
 )
-from tools.demo_model.geometry import small  # noqa: E402
-from tools.demo_model.model import Trunk  # noqa: E402
+from tools.demo_model.geometry import small
+from tools.demo_model.model import Trunk
 
 
 @pytest.mark.parametrize("case", ["tiny-dense", "real-head-dense"])

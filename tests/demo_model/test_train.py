@@ -6,13 +6,15 @@ from random import Random
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tools.demo_model import parts, train  # noqa: E402
-from tools.demo_model.checkpoint import load  # noqa: E402
-from tools.demo_model.data.encoding import TOKENIZER_FOLDER  # noqa: E402
-from tools.demo_model.optimizer import Optimizer  # noqa: E402
-from tools.demo_model.stored import load as load_models  # noqa: E402
+import torch
+
+from tools.demo_model import parts, train
+from tools.demo_model.checkpoint import load
+from tools.demo_model.data.encoding import TOKENIZER_FOLDER
+from tools.demo_model.optimizer import Optimizer
+from tools.demo_model.stored import load as load_models
 
 CPU = torch.device("cpu")
 
@@ -107,7 +109,7 @@ def test_a_loss_is_brought_down_by_the_optimizer() -> None:
 
     first = losses()
     for index in range(200):
-        sum(losses().values()).backward()
+        torch.stack(list(losses().values())).sum().backward()
         optimizer.step(0.1 * (1 - index / 200))
         optimizer.publish()
 
