@@ -109,6 +109,21 @@ def test_metrics_agree_with_the_replies() -> None:
     assert value(found, "requests_active") == 0
 
 
+def test_refusals_before_the_application_are_counted_too() -> None:
+    with ScriptedEngine(script) as engine, running_server(engine) as server:
+        connection = server.connect()
+        connection.sendall(
+            b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+        )
+        read_until(connection, b"request_too_large")
+        connection.close()
+        found = samples(server.get("/metrics"))
+
+    assert value(found, "rejections_total", code="request_too_large") == 1
+    assert value(found, "requests_total", endpoint="messages", outcome="rejected") == 1
+
+
 def test_series_of_closed_sets_are_there_from_the_start() -> None:
     with ScriptedEngine(script) as engine, running_server(engine) as server:
         found = server.get("/metrics").body.decode()
