@@ -8,6 +8,7 @@ and rollback are Program's business.
 
 from typing import Final
 
+from ninfer.device import Graph
 from ninfer.models.qwen_hybrid import text
 from ninfer.models.qwen_hybrid.activations import carve_activations
 from ninfer.models.qwen_hybrid.text import TextColumns, TextModel
@@ -32,7 +33,7 @@ def chunk_stop(frontier: int, known_tokens: int, chunk_tokens: int) -> int:
 
 
 class Prefill:
-    """Runs chunks; owns nothing.
+    """Runs chunks; owner of the graph of a full one until `close`.
 
     Args:
         ctx: where chunks run.
@@ -54,6 +55,7 @@ class Prefill:
         self._io: Final = io
         self._workspace: Final = workspace
         self.is_imagined = False
+        self._graphs: Final[dict[int, Graph]] = {}
 
     def run(self, chunk: PrefillChunk) -> None:
         """Process a chunk and wait for its end.
@@ -72,18 +74,35 @@ class Prefill:
             sampling.count_tokens(
                 ctx, self._counts, inputs.count_slots, inputs.columns.tokens, inputs.count_flags
             )
-        self._enqueue(inputs.columns, len(chunk.tokens))
+        graph = self._graphs.get(len(chunk.tokens))
+        if graph is None:
+            self._enqueue(inputs.columns, len(chunk.tokens))
+        else:
+            graph.launch(ctx.stream)
         ctx.stream.synchronize()
 
-    def prepare(self, max_columns: int) -> None:
-        """Compile and load what chunks of up to ``max_columns`` need, without running any."""
+    def prepare(self, max_columns: int, *, use_graphs: bool) -> None:
+        """Compile and load what chunks of up to ``max_columns`` need, without running any.
+
+        Args:
+            max_columns: size of a full chunk.
+            use_graphs: whether full chunks are replayed, or enqueued op by op like all others.
+        """
         stream = self._ctx.stream
         for count in sorted({min(typical, max_columns) for typical in (*_TYPICAL, max_columns)}):
             stream.begin_capture()
             self._enqueue(self._io.prefill_inputs(count).columns, count)
             graph = stream.end_capture()
             graph.prepare()
-            graph.close()
+            if use_graphs and count == max_columns:
+                self._graphs[count] = graph
+            else:
+                graph.close()
+
+    def close(self) -> None:
+        """Drop the graphs; idempotent."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
 
     def _enqueue(self, columns: TextColumns, count: int) -> None:
         ctx, geometry = self._ctx, self._model.geometry

@@ -235,7 +235,8 @@ class _Builder:
         self._stack.callback(decode.close)
         self._timeline.note("decode warm-up and graphs")
         prefill = Prefill(ctx, model, state.counts, io, workspace)
-        prefill.prepare(extents.max_columns)
+        self._stack.callback(prefill.close)
+        prefill.prepare(extents.max_columns, use_graphs=config.use_graphs)
         # Runs once, too; what it writes belongs to nobody yet.
         prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
         self._timeline.note("prefill warm-up")
