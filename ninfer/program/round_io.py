@@ -194,15 +194,19 @@ class RoundIo:
         inputs = self.prefill_inputs(count)
         self._newest[self._staging.next_unit()] = None
         columns = inputs.columns
+        first = chunk.first_position
         self._put(columns.tokens, chunk.tokens)
-        self._put(columns.positions, range(chunk.first_position, chunk.first_position + count))
-        self._put(columns.rope_positions, chunk.rope_axes)
-        self._put(columns.table_rows, [chunk.table_row] * count)
-        self._put(columns.slots, [chunk.slot])
-        self._put(columns.fold, [chunk.fold])
-        self._put(inputs.count_slots, [chunk.slot] * count)
-        uncounted = count - chunk.num_counted
-        self._put(inputs.count_flags, [0] * uncounted + [1] * chunk.num_counted)
+        self._put(columns.positions, range(first, first + count))
+        for axis, positions in enumerate(chunk.rope_axes):
+            self._put(columns.rope_positions.rows(axis, 1), positions)
+        self._put(columns.table_rows, chunk.table_row)
+        self._put(columns.slots, chunk.slot)
+        self._put(columns.fold, chunk.fold)
+        self._put(inputs.count_slots, chunk.slot)
+        self._put(inputs.count_flags, 0)
+        if chunk.num_counted:
+            counted = inputs.count_flags.rows(count - chunk.num_counted, chunk.num_counted)
+            self._put(counted, 1)
         self._upload(stream, last=inputs.count_flags)
         return inputs
 
@@ -246,9 +250,13 @@ class RoundIo:
         self._staging.upload(stream, masks)
         self._num_masked = last if self._num_masked <= len(rows) else self._num_masked
 
-    def _put(self, field: Tensor, values: npt.ArrayLike) -> None:
-        words = np.asarray(values, np.dtype(field.dtype.value))
-        self._staging.octets(field)[:] = words.reshape(-1).view(np.uint8)
+    def _put(self, field: Tensor, values: Sequence[int] | int) -> None:
+        """Stage values of this unit, or one value everywhere; a range costs no list."""
+        staged = self._staging.values(field, self._staging.turn)
+        if isinstance(values, range):
+            staged[...] = np.arange(values.start, values.stop, values.step)
+        else:
+            staged[...] = values
 
 
 class _Carver:
