@@ -180,7 +180,7 @@ def measure(
         ready = time.perf_counter() - begin
         steps = {step: round(seconds, 3) for step, seconds in engine.start_seconds.items()}
         say(f"\n== {source.model_id} {source.weights_id}: ready in {ready:.2f} s {steps}\n")
-        plans = [CellPlan(context, 33, 1)]
+        plans = [] if options.no_prefill else [CellPlan(context, 2, 1), CellPlan(context, 33, 1)]
         plans += [CellPlan(context, 65, count, is_imagined=True) for count in rows]
         cells = []
         for plan in plans:
@@ -203,14 +203,14 @@ def measure(
         stood_in = replace(ctx, kernels=sieve.table)
         object.__setattr__(decode, "_ctx", stood_in)
         object.__setattr__(prefill_unit, "_ctx", stood_in)
-        for count in rows if not options.brief else []:
+        for count in [] if options.brief else sorted({min(rows), max(rows)}):
             say(f"decode round, B={count}\n")
             # The header of the newest round of this size is on the device if it came last.
             measure_cell(engine, machine, CellPlan(context, 2, count, True), warmup=0, repeat=1)
             lines = breakdown(parts, sieve, partial(decode._enqueue, count), machine)
             lines += routing(parts, sieve, partial(decode._enqueue, count), count)
             say("\n".join(lines) + "\n")
-        if not options.brief:
+        if not (options.brief or options.no_prefill):
             say(f"prefill of {options.chunk} tokens behind {context - options.chunk}\n")
             lines = breakdown(parts, sieve, _chunk(prefill_unit, options.chunk, context), machine)
             say("\n".join(lines) + "\n")
@@ -268,6 +268,8 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--brief", action="store_true", help="no figures of single ops")
+    parser.add_argument("--no-prefill", action="store_true", help="imagined prompts only")
+    parser.add_argument("--tflops", type=float, help="measured rate of bf16 products")
     parser.add_argument("--no-wide", action="store_true", help="prefill without warpgroup products")
     parser.add_argument(
         "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
@@ -288,7 +290,7 @@ def main() -> None:
         CudaStream.has_warpgroups = False  # type: ignore[method-assign,assignment]
     cache = prebuilt(options.folder)
     model_stack._open_cuda = lambda ordinal: CudaDevice(ordinal, cache)
-    machine = measure_machine("0", None)
+    machine = measure_machine("0", options.tflops)
     sys.stderr.write(f"{machine}\n")
     documents = [
         measure(SyntheticModel(model_id, profile), machine, options)
