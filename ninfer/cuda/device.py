@@ -21,6 +21,9 @@ SCRATCH_BYTES: Final = 96 << 20
 WIDE_SCRATCH_BYTES: Final = 384 << 20
 """The same where there are warpgroups: the largest matrix of a layer in bf16, 4,096 columns."""
 
+NUM_COUNTERS: Final = 1 << 14
+"""Words of each stream that are zero between kernels: 128 rows of 128 key heads."""
+
 _STATIC_SHARED_BYTES: Final = 48 * 1024  # above this a function must opt in
 _PROGRAMMATIC_CC: Final = (9, 0)
 
@@ -180,9 +183,11 @@ class CudaDevice:
     def stream(self) -> CudaStream:
         """Create a stream, owned by the device."""
         nbytes = WIDE_SCRATCH_BYTES if self.has_warpgroups else SCRATCH_BYTES
-        scratch = self.arena("stream scratch", nbytes)
+        scratch = self.arena("stream scratch", nbytes + 4 * NUM_COUNTERS)
         self._scratch.append(scratch)
-        stream = CudaStream(self, scratch.take((nbytes,), DType.U8))
+        counters = scratch.take((NUM_COUNTERS,), DType.U32)
+        stream = CudaStream(self, scratch.take((nbytes,), DType.U8), counters)
+        stream.clear(counters)
         self._streams.append(stream)
         return stream
 

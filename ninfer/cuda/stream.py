@@ -15,10 +15,12 @@ from ninfer.cuda import driver
 from ninfer.cuda.graph import CudaGraph
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.errors import IllegalMove, InvariantError, NinferError, ShapeError
-from ninfer.tensor import Tensor
+from ninfer.tensor import DType, Tensor
 
 NUM_EVENTS: Final = 64
 """Driver events a stream goes round in; an older point is reached when its successor is."""
+
+NO_COUNTERS: Final = Tensor(0, DType.U32, (0,))
 
 Argument = int | float
 
@@ -119,11 +121,13 @@ class CudaStream:
     Args:
         owner: the device.
         scratch: device memory that one op may use between its own kernels.
+        counters: words that are zero between kernels, for blocks that wait for no other.
     """
 
-    def __init__(self, owner: StreamOwner, scratch: Tensor) -> None:
+    def __init__(self, owner: StreamOwner, scratch: Tensor, counters: Tensor = NO_COUNTERS) -> None:
         self._owner: Final = owner
         self.scratch: Final = scratch
+        self.counters: Final = counters
         self._handle: Final = driver.create_stream()
         self._events: Final[list[driver.Handle]] = []
         self._num_recorded = 0
