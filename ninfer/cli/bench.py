@@ -104,6 +104,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     with open_engine(options, console, max_concurrency=max(options.concurrency)) as engine:
         plans = _plans(options)
         _check_context(engine, plans)
+        console.note(engine.memory_account)
         for plan in plans:
             console.progress("bench", len(cells), len(plans), "cells")
             cells.append(

@@ -96,7 +96,7 @@ class Cell:
 def measure_machine(device_name: str, matmul_tflop_s: float | None) -> Machine:
     """Measure the copy bandwidth of a device before an engine takes its memory."""
     with open_device(device_name) as device:
-        nbytes = _COPY_BYTES[device.kind == "host"]
+        nbytes = min(_COPY_BYTES[device.kind == "host"], device.free_bytes() // 4)
         stream = device.stream()
         best = 0.0
         arena = device.arena("copies", 2 * nbytes)
