@@ -43,6 +43,7 @@ class Console:
         self._rewrites = is_terminal
         self._has_progress = not options.no_progress
         self._has_line = False
+        self._is_inside_line = False
         self._is_lost = False
         self._last_progress_s: float | None = None
         self._stage = ""
@@ -58,9 +59,10 @@ class Console:
         self.note(f"warning: {text}")
 
     def thinking(self, text: str) -> None:
-        """Write a piece of thinking text as it comes."""
-        self._end_line()
+        """Write a piece of thinking text as it comes; what follows starts on a line of its own."""
+        self._end_progress()
         self._write(f"{_DIM}{text}{_RESET}" if self._has_colour else text)
+        self._is_inside_line = not text.endswith("\n") if text else self._is_inside_line
         self._flush()
 
     def progress(self, stage: str, done: int, total: int, unit: str = "B") -> None:
@@ -78,6 +80,7 @@ class Console:
         if now - self._last_progress_s < interval:
             return
         self._last_progress_s = now
+        self._end_thought()
         line = _progress_line(stage, done, total, unit, now - self._start_s)
         if self._rewrites:
             self._write(_CLEAR_LINE + line)
@@ -111,6 +114,17 @@ class Console:
                 self._is_lost = True
 
     def _end_line(self) -> None:
+        """Bring the cursor to the start of a line."""
+        self._end_progress()
+        self._end_thought()
+
+    def _end_thought(self) -> None:
+        """Let what follows thinking start on a line of its own."""
+        if self._is_inside_line:
+            self._write("\n")
+            self._is_inside_line = False
+
+    def _end_progress(self) -> None:
         """End the present stage; the next report starts a new one, with a clock of its own."""
         self._stage = ""
         if self._has_line:

@@ -61,7 +61,21 @@ def test_environment_turns_escapes_off_on_a_terminal(environment: dict[str, str]
     console.thinking("hm")
     console.close()
 
-    assert stream.getvalue() == "hm"
+    assert stream.getvalue() == "hm\n"
+
+
+def test_what_follows_thinking_starts_on_a_line_of_its_own() -> None:
+    stream = io.StringIO()
+    console = Console(options(), stream=stream, environment={})
+
+    console.thinking("first")
+    console.thinking(" second")
+    console.yield_to_output()
+    console.note("after the answer")
+    console.thinking("third\n")
+    console.note("the end")
+
+    assert stream.getvalue() == "first second\nafter the answer\nthird\nthe end\n"
 
 
 def test_color_option_wins_over_the_environment() -> None:
