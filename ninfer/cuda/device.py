@@ -141,6 +141,11 @@ class CudaDevice:
         """Streaming multiprocessors."""
         return self.properties.num_multiprocessors
 
+    @property
+    def shared_bytes(self) -> int:
+        """Most shared memory of a block."""
+        return self.properties.shared_bytes
+
     def bind(self) -> None:
         """Make the context current in the calling thread.
 

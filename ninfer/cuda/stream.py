@@ -83,6 +83,10 @@ class StreamOwner(Protocol):
     def num_multiprocessors(self) -> int:
         """Blocks that run at once where one fills a multiprocessor."""
 
+    @property
+    def shared_bytes(self) -> int:
+        """Most shared memory of a block."""
+
     def bind(self) -> None:
         """Make the context current in the calling thread."""
 
@@ -148,6 +152,11 @@ class CudaStream:
     def num_multiprocessors(self) -> int:
         """Multiprocessors of the device."""
         return self._owner.num_multiprocessors
+
+    @property
+    def shared_bytes(self) -> int:
+        """Most shared memory of a block."""
+        return self._owner.shared_bytes
 
     def launch(
         self,

@@ -58,6 +58,7 @@ class Owner:
         self.has_programmatic_launch = True
         self.has_warpgroups = True
         self.num_multiprocessors = 4
+        self.shared_bytes = 48 << 10
 
     def bind(self) -> None:
         """Nothing to bind."""
