@@ -8,6 +8,7 @@ Run: ``python -m benchmarks.gateway_load [seconds]``.
 """
 
 import http.client
+import itertools
 import json
 import re
 import statistics
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ninfer.program.contract import PendingBatch, RowDecision
 from tests.support.gateway_server import running_server
@@ -63,8 +64,13 @@ def note_commits(engine: ScriptedEngine) -> dict[int, list[float]]:
     return commits
 
 
-def read_stream(port: int, index: int, num_tokens: int, arrivals: list[float]) -> None:
+Arrival = tuple[float, int]
+"""When an event with text arrived, and the characters of the answer up to its end."""
+
+
+def read_stream(port: int, index: int, num_tokens: int, arrivals: list[Arrival]) -> None:
     """Read one stream and note the arrival of each event with text."""
+    num_characters = 0
     connection = http.client.HTTPConnection("127.0.0.1", port)
     body = {
         "messages": [{"role": "user", "content": f"client {index}"}],
@@ -78,13 +84,16 @@ def read_stream(port: int, index: int, num_tokens: int, arrivals: list[float]) -
     response = connection.getresponse()
     while line := response.readline():
         if b'"delta":{"content":"' in line:
-            arrivals.append(time.monotonic())
+            now = time.monotonic()
+            chunk = json.loads(line.removeprefix(b"data: "))
+            num_characters += len(chunk["choices"][0]["delta"]["content"])
+            arrivals.append((now, num_characters))
     connection.close()
 
 
 def run_clients(port: int, num_tokens: int) -> None:
     """The client process: read every stream and write the arrivals as JSON."""
-    arrivals: list[list[float]] = [[] for _ in range(NUM_CLIENTS)]
+    arrivals: list[list[Arrival]] = [[] for _ in range(NUM_CLIENTS)]
     threads = [
         threading.Thread(target=read_stream, args=(port, index, num_tokens, arrivals[index]))
         for index in range(NUM_CLIENTS)
@@ -94,6 +103,25 @@ def run_clients(port: int, num_tokens: int) -> None:
     for thread in threads:
         thread.join()
     show(json.dumps(arrivals))
+
+
+def delays_of(
+    arrivals: Sequence[Arrival], commits: Sequence[float], ends: Sequence[int]
+) -> Iterator[float]:
+    """Seconds from the commit of each token to its arrival.
+
+    An event holds several tokens when its reader fell behind.
+
+    Args:
+        arrivals: of one stream.
+        commits: of the same stream's tokens.
+        ends: characters of the answer up to the end of each token.
+    """
+    token = 0
+    for at, num_characters in arrivals:
+        while token < len(ends) and ends[token] <= num_characters:
+            yield at - commits[token]
+            token += 1
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -130,15 +158,18 @@ def main() -> None:
             if num_seen:
                 health_s.append(time.monotonic() - asked)
             time.sleep(HEALTH_INTERVAL_S)
-        arrivals: list[list[float]] = json.loads(clients.communicate()[0])
+        arrivals: list[list[Arrival]] = json.loads(clients.communicate()[0])
         elapsed_s, used_s = time.monotonic() - started, time.process_time() - used_s
+    tokenizer = engine.frontend.tokenizer
+    answer = tokenizer.encode("a " * num_tokens, parse_special=True)[:num_tokens]
+    ends = list(itertools.accumulate(len(tokenizer.piece(token)) for token in answer))
     delays = [
-        at - committed
+        delay
         for index, each in enumerate(arrivals)
-        for at, committed in zip(each, commits[index], strict=True)
+        for delay in delays_of(each, commits[index], ends)
     ]
     num_events = len(delays)
-    show(f"{num_events} events in {elapsed_s:.1f} s, {num_events / elapsed_s:.0f}/s")
+    show(f"{num_events} tokens in {elapsed_s:.1f} s, {num_events / elapsed_s:.0f}/s")
     for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
         show(f"event delay {name}: {quantile(delays, share) * 1e3:.2f} ms")
     show(
