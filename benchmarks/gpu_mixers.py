@@ -35,9 +35,14 @@ from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_merge, make_split
 from ninfer.kernels.cuda.attention_prefill import make_prefill
-from ninfer.kernels.cuda.expert_output import make_active, make_combine, make_rank
+from ninfer.kernels.cuda.expert_columns import slot_steps
+from ninfer.kernels.cuda.expert_down import make_down, slots_each
+from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_many import COLUMNS
 from ninfer.kernels.cuda.expert_plan import make_plan
-from ninfer.kernels.cuda.expert_product import make_expert_product
+from ninfer.kernels.cuda.expert_rank import make_rank
+from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
+from ninfer.kernels.cuda.expert_wide import ExpertWide, make_expert_wide
 from ninfer.ops import attention, gated_delta, linear, moe
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
 from ninfer.ops.kv_cache import PagedKv
@@ -298,15 +303,18 @@ def measure(bench: Bench) -> dict[str, Any]:
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
     kernels = [make_merge(256), make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS)]
-    kernels += [make_active(), make_combine()]
+    kernels += [make_rows(), make_combine()]
     for is_int8 in (False, True):
         kernels += [make_split(256, is_int8), make_prefill(256, is_int8)]
     for dims in MIXERS.values():
         heads = cuda_gated_delta.delta_heads(dims)
         kernels += cuda_gated_delta.kernels_of(heads)
-    for format, parts in ((GATE_UP_FORMAT, 8), (DOWN_FORMAT, 4)):
-        kernels.append(make_expert_product(format, parts, False))
-        kernels.append(make_expert_product(format, 1, True))
+    for is_listed in (False, True):
+        kernels.append(make_gate(GATE_UP_FORMAT, HIDDEN // 128, slot_steps(CHOSEN), is_listed))
+    kernels.append(make_down(DOWN_FORMAT, EXPERT_WIDTH // 128, slots_each(CHOSEN)))
+    for columns in COLUMNS:
+        kernels.append(make_expert_wide(ExpertWide(GATE_UP_FORMAT, columns, True)))
+        kernels.append(make_expert_wide(ExpertWide(DOWN_FORMAT, columns, False)))
     cache = KernelCache(folder)
     for kernel in kernels:
         cache.compiled(kernel, "sm_90")

@@ -15,9 +15,12 @@ from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_win
 from ninfer.kernels.cuda.delta_decode import make_decode_state
 from ninfer.kernels.cuda.delta_output import make_gated_norm, make_round_end
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
-from ninfer.kernels.cuda.expert_output import make_active, make_combine, make_rank
+from ninfer.kernels.cuda.expert_down import make_down
+from ninfer.kernels.cuda.expert_gate import make_gate
 from ninfer.kernels.cuda.expert_plan import make_plan
-from ninfer.kernels.cuda.expert_product import make_expert_product
+from ninfer.kernels.cuda.expert_rank import make_rank
+from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
+from ninfer.kernels.cuda.expert_wide import ExpertWide, make_expert_wide
 from ninfer.tensor import TensorFormat
 
 TINY = DeltaHeads(2, 4, 32, 32)
@@ -30,7 +33,7 @@ SMALL = [
     partial(make_round_end, TINY),
     partial(make_rank, 256),
     partial(make_plan, 256),
-    make_active,
+    make_rows,
     make_combine,
 ]
 LARGE = [
@@ -40,9 +43,10 @@ LARGE = [
     partial(make_decode_state, REAL, True),
     partial(make_prefill_state, REAL),
     partial(make_decode_state, TINY, False),
-    *(partial(make_expert_product, TensorFormat.Q4, parts, False) for parts in (8, 4, 1)),
-    *(partial(make_expert_product, format, 1, True) for format in TensorFormat.__members__.values()
-      if format not in (TensorFormat.FP32, TensorFormat.I32)),
+    *(partial(make_gate, TensorFormat.Q4, 16, 2, is_listed) for is_listed in (False, True)),
+    *(partial(make_down, format, 4, 1) for format in (TensorFormat.Q5, TensorFormat.Q6)),
+    partial(make_expert_wide, ExpertWide(TensorFormat.Q4, 128, True)),
+    partial(make_expert_wide, ExpertWide(TensorFormat.Q5, 128, False)),
 ]  # fmt: skip
 
 

@@ -15,6 +15,9 @@ WARP: Final = 32
 MAX_THREADS: Final = 1024
 """Threads of a block, on every target."""
 
+MULTIPROCESSOR_SHARED: Final = 227 << 10
+"""Shared memory of a multiprocessor that blocks can share, on sm_90: for choosing how many may."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelShapes:

@@ -1,10 +1,12 @@
 """Mixture of experts on CUDA: launchers.
 
-    up to 128 tokens   each eight tokens gather their experts; K is shared by warps
-    more               choices are sorted by expert on the device, 32 of an expert at a time
+    up to 8 tokens     gate and up, each block finding its tokens itself ; down and the whole sum
+    up to 128          the same with a plan of which tokens go with which expert
+    more               `expert_many`, prefill; the same as before where there are no warpgroups
 
-Both are: products with gate and up, activation, products with down, sum in ranking order. Results
-between the kernels lie in the stream's scratch memory, for as many tokens at a time as fit.
+Up to 128 tokens have one arithmetic. What the first kernel leaves for the second lies in the
+stream's scratch memory, for as many tokens at a time as fit. Experts start at whole tiles of 16
+rows: hidden and expert width are multiples of 16.
 """
 
 from typing import Final
@@ -12,41 +14,40 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import fragments
-from ninfer.kernels.cuda.expert_columns import GROUP_COLUMNS, WARPS
-from ninfer.kernels.cuda.expert_output import THREADS, make_active, make_combine, make_rank
-from ninfer.kernels.cuda.expert_plan import make_plan, max_entries
-from ninfer.kernels.cuda.expert_product import (
-    decode_parts,
-    make_expert_product,
-    row_tiles_of,
-)
-from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS
+from ninfer.kernels.cuda import expert_many
+from ninfer.kernels.cuda.expert_columns import slot_steps
+from ninfer.kernels.cuda.expert_down import make_down, slots_each
+from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, MAX_EXPERTS, make_plan, max_entries
+from ninfer.kernels.cuda.expert_rank import MAX_CHOSEN, make_rank
+from ninfer.kernels.cuda.fragments import TILE_COLUMNS, padded_width
 from ninfer.kernels.cuda.launch import BlockParts, KernelShapes, block_parts, blocks_for
-from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
-from ninfer.tensor import DType, LinearInput, Matrix, Tensor
+from ninfer.tensor import LinearInput, Matrix, Tensor
 
-GATHERED_TOKENS: Final = 128
+FEW_TOKENS: Final = 128
 """Most tokens whose arithmetic is the same as that of one."""
 
+_ENTRY_COLUMNS: Final = 128
 _ALIGNMENT: Final = 256
 
 
 def route(
     stream: CudaStream, router: Tensor, experts: Tensor, weights: Tensor, shared_gate: Tensor
 ) -> None:
-    """Rank the experts of every token."""
+    """Rank the experts of every token.
+
+    Raises:
+        ShapeError: more experts are chosen than a warp has lanes.
+    """
+    chosen = experts.shape[1]
+    if chosen > MAX_CHOSEN:
+        raise ShapeError(f"{chosen} experts a token, the CUDA ranking takes up to {MAX_CHOSEN}")
     stream.launch(
         make_rank(router.shape[1] - 1),
         (router.shape[0], 1, 1),
-        (
-            router.address,
-            experts.address,
-            weights.address,
-            shared_gate.address,
-            experts.shape[1],
-        ),
+        (router.address, experts.address, weights.address, shared_gate.address, chosen),
     )
 
 
@@ -64,53 +65,38 @@ def experts(
     """Add routed and shared experts to the residual stream.
 
     Raises:
-        ShapeError: eight tokens need more scratch memory than there is.
+        ShapeError: experts do not start at whole tiles, or scratch memory is too small for eight
+            tokens.
     """
     num_tokens, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
     num_experts = down.num_rows // hidden
-    piece = _fitting_tokens(stream.scratch.nbytes, chosen, hidden, width, num_experts)
+    if hidden % TILE_ROWS or width % TILE_ROWS or gate_up.first_row or down.first_row:
+        raise ShapeError(f"experts of {width} over {hidden}: rows that are not whole tiles")
+    if num_experts > MAX_EXPERTS:
+        raise ShapeError(f"{num_experts} experts, the CUDA plan takes up to {MAX_EXPERTS}")
+    add, piece = _few, _fitting_tokens(stream.scratch.nbytes, chosen, width, num_experts)
+    if num_tokens > FEW_TOKENS and stream.has_warpgroups and expert_many.suits(hidden, width):
+        add = expert_many.many
+        piece = expert_many.fitting_tokens(
+            stream.scratch.nbytes, chosen, hidden, width, num_experts
+        )
+    if piece < 1:
+        raise ShapeError(f"scratch: {stream.scratch.nbytes} bytes are too few for eight tokens")
+    pieces = blocks_for(num_tokens, piece)
+    piece = blocks_for(num_tokens, TILE_COLUMNS * pieces) * TILE_COLUMNS
     for first in range(0, num_tokens, piece):
         count = min(piece, num_tokens - first)
-        choices = experts.rows(first, count)
-        parts = _carve(stream.scratch.address, count * chosen, hidden, width, num_experts)
-        products, active, plan, order = parts
-        is_grouped = num_tokens > GATHERED_TOKENS
-        if is_grouped:
-            entries = max_entries(count * chosen, num_experts)
-            stream.launch(
-                make_plan(num_experts),
-                (1, 1, 1),
-                (choices.address, plan, order, count * chosen, entries),
-            )
-        lists = (choices, plan, order)
-        _multiply(
-            stream, _tokens(x, first), gate_up, 2 * width, lists, chosen, products, is_grouped
-        )
-        block = LinearInput(
-            Tensor(active, DType.U8, (fragments.input_bytes(count * chosen, width),)),
-            count * chosen,
-            width,
-        )
-        base, sums, padded = block_parts(block)
-        stream.launch(
-            make_active(),
-            (count * chosen, blocks_for(padded // CHUNK, THREADS), 1),
-            (products, base, sums, width, padded),
-        )
-        _multiply(stream, block_parts(block), down, hidden, lists, 1, products, is_grouped)
-        stream.launch(
-            make_combine(),
-            (count, blocks_for(hidden, THREADS), 1),
-            (
-                products,
-                weights.rows(first, count).address,
-                shared.rows(first, count).address,
-                shared_gate.rows(first, count).address,
-                residual.rows(first, count).address,
-                hidden,
-                chosen,
-            ),
+        add(
+            stream,
+            _tokens(x, first),
+            gate_up,
+            down,
+            experts.rows(first, count),
+            weights.rows(first, count),
+            shared.rows(first, count),
+            shared_gate.rows(first, count),
+            residual.rows(first, count),
         )
 
 
@@ -118,59 +104,75 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: experts may come in any format."""
     if shapes.num_experts == 0:
         return ()
-    widths = (shapes.hidden, shapes.expert_width)
-    parts = sorted({decode_parts(fragments.padded_width(width) // 128) for width in widths})
+    hidden_tiles, width_tiles = _k_tiles(shapes.hidden), _k_tiles(shapes.expert_width)
+    steps, each = slot_steps(shapes.experts_per_token), slots_each(shapes.experts_per_token)
     made = [make_rank(shapes.num_experts), make_plan(shapes.num_experts)]
-    made += [make_active(), make_combine()]
     for format in PAIR_FORMATS:
-        made += [make_expert_product(format, number, False) for number in parts]
-        made.append(make_expert_product(format, 1, True))
-    return tuple(made)
+        made += [make_gate(format, hidden_tiles, steps, is_listed) for is_listed in (False, True)]
+        made.append(make_down(format, width_tiles, each))
+    return (*made, *expert_many.declared(shapes))
 
 
-def _multiply(
+def _few(
     stream: CudaStream,
     x: BlockParts,
-    weight: Matrix,
-    num_rows: int,
-    lists: tuple[Tensor, int, int],
-    sharing: int,
-    products: int,
-    is_grouped: bool,
+    gate_up: Matrix,
+    down: Matrix,
+    experts: Tensor,
+    weights: Tensor,
+    shared: Tensor,
+    shared_gate: Tensor,
+    residual: Tensor,
 ) -> None:
-    """Multiply the chosen experts' ``num_rows`` rows with column ``choice // sharing``."""
-    choices, plan, order = lists
-    num_tokens, chosen = choices.shape
-    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
-    if weight.first_row:
-        raise ShapeError("experts: a view that does not begin with the first expert")
-    parts = 1 if is_grouped else decode_parts(layout.k_tiles)
-    if is_grouped:
-        groups = (max_entries(choices.size, weight.num_rows // num_rows), 1)
-    else:
-        groups = (min(num_tokens, GROUP_COLUMNS) * chosen, blocks_for(num_tokens, GROUP_COLUMNS))
-    at = weight.storage.address
+    """Two kernels of weights, and a plan before them for more than eight tokens."""
+    num_tokens, chosen = experts.shape
+    hidden, width = gate_up.num_columns, down.num_columns
+    num_experts = down.num_rows // hidden
+    active, plan, order = _carve(stream.scratch.address, experts.size, width, num_experts)
+    is_listed = num_tokens > TILE_COLUMNS
+    blocks = experts.size
+    if is_listed:
+        blocks = max_entries(experts.size, num_experts, _ENTRY_COLUMNS)
+        args = (experts.address, plan, order, experts.size, blocks, _ENTRY_COLUMNS)
+        stream.launch(make_plan(num_experts), (1, 1, 1), args)
     stream.launch(
-        make_expert_product(weight.format, parts, is_grouped),
-        (blocks_for(row_tiles_of(num_rows), WARPS // parts), *groups),
+        make_gate(gate_up.format, _k_tiles(hidden), slot_steps(chosen), is_listed),
+        (width // TILE_ROWS, blocks, 1),
         (
-            at,
-            at + layout.high_offset,
-            at + layout.scale_offset,
+            gate_up.storage.address,
             x.base,
             x.sums,
-            choices.address,
+            experts.address,
             plan,
             order,
-            products,
-            layout.k_tiles,
-            layout.row_tiles,
-            num_rows,
+            active,
+            width,
             num_tokens,
             chosen,
-            sharing,
+            padded_width(width),
         ),
     )
+    stream.launch(
+        make_down(down.format, _k_tiles(width), slots_each(chosen)),
+        (num_tokens, hidden // TILE_ROWS, 1),
+        (
+            down.storage.address,
+            active,
+            experts.address,
+            weights.address,
+            shared.address,
+            shared_gate.address,
+            residual.address,
+            hidden,
+            width,
+            chosen,
+        ),
+    )
+
+
+def _k_tiles(width: int) -> int:
+    """Tiles along K of a matrix of so many columns."""
+    return padded_width(width) // TILE_FEATURES
 
 
 def _tokens(x: LinearInput, first: int) -> BlockParts:
@@ -180,31 +182,24 @@ def _tokens(x: LinearInput, first: int) -> BlockParts:
     return BlockParts(base + tiles * padded * 16, sums + tiles * (padded // 2), padded)
 
 
-def _carve(
-    start: int, num_choices: int, hidden: int, width: int, num_experts: int
-) -> tuple[int, int, int, int]:
-    """Addresses of products, active columns, plan and order."""
+def _carve(start: int, num_choices: int, width: int, num_experts: int) -> tuple[int, int, int]:
+    """Addresses of active columns, plan and order."""
     found = [start]
-    for size in _sizes(num_choices, hidden, width, num_experts)[:-1]:
+    for size in _sizes(num_choices, width, num_experts)[:-1]:
         found.append(found[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    return found[0], found[1], found[2], found[3]
+    return found[0], found[1], found[2]
 
 
-def _sizes(num_choices: int, hidden: int, width: int, num_experts: int) -> tuple[int, ...]:
+def _sizes(num_choices: int, width: int, num_experts: int) -> tuple[int, ...]:
     return (
-        4 * num_choices * max(hidden, 2 * width),
-        fragments.input_bytes(num_choices, width),
-        12 * max_entries(num_choices, num_experts),
+        2 * num_choices * padded_width(width),
+        ENTRY_BYTES * max_entries(num_choices, num_experts, _ENTRY_COLUMNS),
         4 * num_choices,
     )
 
 
-def _fitting_tokens(
-    scratch_bytes: int, chosen: int, hidden: int, width: int, num_experts: int
-) -> int:
-    """Tokens of one piece, a multiple of eight."""
-    each = sum(_sizes(TILE_COLUMNS * chosen, hidden, width, num_experts))
-    fitting = (scratch_bytes - 4 * _ALIGNMENT - 12 * num_experts) // each
-    if fitting < 1:
-        raise ShapeError(f"scratch: {each} bytes for eight tokens, {scratch_bytes} there")
-    return fitting * TILE_COLUMNS
+def _fitting_tokens(scratch_bytes: int, chosen: int, width: int, num_experts: int) -> int:
+    """Tokens of one piece, a multiple of eight; 0 where not even eight fit."""
+    each = 2 * TILE_COLUMNS * chosen * (padded_width(width) + 4)
+    fixed = ENTRY_BYTES * num_experts + 3 * _ALIGNMENT
+    return max(0, (scratch_bytes - fixed) // each) * TILE_COLUMNS

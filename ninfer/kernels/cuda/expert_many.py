@@ -1,0 +1,160 @@
+"""Launcher of experts in prefill, where warpgroups are: choices sorted by expert.
+
+    plan, rows     which columns go with which expert; columns as rows
+    gate, down     `expert_wide`, one block for 128 rows and the columns of an entry
+    combine        products in ranking order, shared expert, residual
+
+What a kernel leaves for the next lies in the stream's scratch memory, for as many tokens at a time
+as fit. How the tokens are cut, and how many columns an entry has, changes no bit.
+"""
+
+from typing import Final, NamedTuple
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, make_plan, max_entries
+from ninfer.kernels.cuda.expert_rows import THREADS, make_combine, make_rows
+from ninfer.kernels.cuda.expert_wide import BLOCK_ROWS, ExpertWide, make_expert_wide, most_columns
+from ninfer.kernels.cuda.fragments import CHUNK, SLAB, TILE_COLUMNS
+from ninfer.kernels.cuda.launch import BlockParts, KernelShapes, blocks_for
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.tensor import Matrix, Tensor
+
+COLUMNS: Final = (32, 64, 128)
+"""Columns of an entry: products of more columns pay more for an expert that has few."""
+
+_ALIGNMENT: Final = 256
+
+
+class Parts(NamedTuple):
+    """Addresses in scratch memory."""
+
+    rows: int
+    active: int
+    products: int
+    plan: int
+    order: int
+
+
+def suits(hidden: int, width: int) -> bool:
+    """Whether rows and features come in whole blocks."""
+    return hidden % BLOCK_ROWS == 0 and width % TILE_FEATURES == 0
+
+
+def columns_for(num_choices: int, num_experts: int) -> int:
+    """Columns of an entry: the fewest that the mean expert fits in, with some room."""
+    mean = num_choices / num_experts
+    return next((columns for columns in COLUMNS if mean * 1.125 <= columns), COLUMNS[-1])
+
+
+def fitting_tokens(
+    scratch_bytes: int, chosen: int, hidden: int, width: int, num_experts: int
+) -> int:
+    """Tokens of one piece, a multiple of eight; 0 where not even eight fit."""
+    each = 2 * hidden + chosen * (2 * width + 2 * hidden + 4)
+    each += -(-chosen * ENTRY_BYTES // COLUMNS[0])
+    fixed = ENTRY_BYTES * num_experts + len(Parts._fields) * _ALIGNMENT
+    return max(0, (scratch_bytes - fixed) // (TILE_COLUMNS * each)) * TILE_COLUMNS
+
+
+def many(
+    stream: CudaStream,
+    x: BlockParts,
+    gate_up: Matrix,
+    down: Matrix,
+    experts: Tensor,
+    weights: Tensor,
+    shared: Tensor,
+    shared_gate: Tensor,
+    residual: Tensor,
+) -> None:
+    """Add the experts of as many tokens as fit."""
+    num_tokens, chosen = experts.shape
+    hidden, width = gate_up.num_columns, down.num_columns
+    num_experts = down.num_rows // hidden
+    most = min(most_columns(gate_up.format), most_columns(down.format))
+    columns = min(columns_for(experts.size, num_experts), most)
+    entries = max_entries(experts.size, num_experts, columns)
+    parts = _carve(stream.scratch.address, num_tokens, chosen, hidden, width, entries)
+    stream.launch(
+        make_plan(num_experts),
+        (1, 1, 1),
+        (experts.address, parts.plan, parts.order, experts.size, entries, columns),
+    )
+    stream.launch(
+        make_rows(),
+        (
+            blocks_for(num_tokens, TILE_COLUMNS),
+            blocks_for(hidden // SLAB * TILE_COLUMNS, THREADS),
+            1,
+        ),
+        (x.base, parts.rows, hidden // SLAB, num_tokens),
+    )
+    _multiply(stream, gate_up, 2 * width, parts.rows, parts, parts.active, chosen, columns, entries)
+    _multiply(stream, down, hidden, parts.active, parts, parts.products, chosen, columns, entries)
+    stream.launch(
+        make_combine(),
+        (blocks_for(hidden // CHUNK, THREADS), num_tokens, 1),
+        (
+            parts.products,
+            weights.address,
+            shared.address,
+            shared_gate.address,
+            residual.address,
+            hidden,
+            chosen,
+        ),
+    )
+
+
+def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
+    """Kernels a model needs: experts may come in any format."""
+    if not suits(shapes.hidden, shapes.expert_width):
+        return ()
+    made = [make_rows(), make_combine()]
+    for format in PAIR_FORMATS:
+        fitting = [columns for columns in COLUMNS if columns <= most_columns(format)]
+        for columns in fitting:
+            made += [make_expert_wide(ExpertWide(format, columns, gate)) for gate in (True, False)]
+    return tuple(made)
+
+
+def _multiply(
+    stream: CudaStream,
+    weight: Matrix,
+    num_rows: int,
+    x: int,
+    parts: Parts,
+    out: int,
+    chosen: int,
+    columns: int,
+    entries: int,
+) -> None:
+    """Every expert's ``num_rows`` rows with its columns."""
+    is_gate = x == parts.rows
+    stream.launch(
+        make_expert_wide(ExpertWide(weight.format, columns, is_gate)),
+        (num_rows // BLOCK_ROWS, entries, 1),
+        (
+            weight.storage.address,
+            x,
+            parts.plan,
+            parts.order,
+            out,
+            weight.num_columns // TILE_FEATURES,
+            num_rows,
+            chosen,
+        ),
+    )
+
+
+def _carve(
+    start: int, num_tokens: int, chosen: int, hidden: int, width: int, entries: int
+) -> Parts:
+    choices = num_tokens * chosen
+    sizes = (2 * num_tokens * hidden, 2 * choices * width, 2 * choices * hidden)
+    found = [start]
+    for size in (*sizes, ENTRY_BYTES * entries):
+        found.append(found[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return Parts(*found)
