@@ -192,11 +192,11 @@ def measure(
                 f"{cell.decode_per_s:.1f} tok/s, {cell.decode_fraction:.3f} of its ceiling; round "
                 f"{cell.round_us:.0f} us, device {cell.device_us:.0f}, host {cell.host_us:.0f}\n"
             )
-            logits = engine.rounds._on_device.io.download_logits(
-                engine.rounds._on_device.stream, cell.concurrency
+            logits = engine.measurement.rounds._on_device.io.download_logits(
+                engine.measurement.rounds._on_device.stream, cell.concurrency
             )
             say(f"  logits: finite {np.isfinite(logits).all()}, deviation {logits.std():.2f}\n")
-        parts = engine.rounds._on_device
+        parts = engine.measurement.rounds._on_device
         decode, prefill_unit = parts.decode, parts.prefill
         ctx = decode._ctx
         sieve = Sieve(ctx.kernels)

@@ -22,13 +22,17 @@ from ninfer.device import Device
 from ninfer.errors import ConfigurationError, DeviceUnavailable
 from ninfer.frontend.frontend import Frontend
 from ninfer.host.device import HostDevice
+from ninfer.models.package import GROUPWISE_INT as GROUPWISE_INT
+from ninfer.models.package import WEIGHTS_IDS as WEIGHTS_IDS
 from ninfer.models.qwen_hybrid.binding import BoundModel, bind
 from ninfer.models.qwen_hybrid.inventory import ObjectGroup
 from ninfer.models.qwen_hybrid.limits import ModelLimits
 from ninfer.models.qwen_hybrid.synthetic import synthetic_model
 from ninfer.program.kv_planes import SCALE_GROUP, element_dtype
+from ninfer.program.model_units import ModelUnits
 from ninfer.program.program import ModelProgram
 from ninfer.program.program_builder import build_program
+from ninfer.program.round_times import RoundTimes as RoundTimes
 from ninfer.program.synthetic_weights import SyntheticWeights
 from ninfer.program.timeline import Timeline
 from ninfer.tensor import DType
@@ -57,6 +61,19 @@ class SyntheticModel:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a benchmark asks of a model; only while no request is active.
+
+    Attributes:
+        limits: what the model must read and compute at least.
+        rounds: times of decode rounds, and prompts that nobody processes.
+    """
+
+    limits: ModelLimits
+    rounds: ModelUnits
+
+
 ModelSource = str | os.PathLike[str] | SyntheticModel
 
 
@@ -71,7 +88,6 @@ class LoadedModel:
         fingerprint: changes exactly when something that can change bits changes.
         frontend, program: what was built; ``program`` is closed with this.
         start_seconds: how long each step of the start took.
-        limits: what the model must read and compute at least.
     """
 
     def __init__(
@@ -101,11 +117,16 @@ class LoadedModel:
                 )
                 stack.callback(self.program.close)
             kv = element_dtype(config.kv_dtype, device.activation_dtype, device.kind)
-            self.limits = ModelLimits(
+            self._limits = ModelLimits(
                 bound.geometry, bound.objects[ObjectGroup.TEXT], _KV_ELEMENT_BYTES[kv]
             )
             self.start_seconds = timeline.seconds
             self._stack = stack.pop_all()
+
+    @property
+    def measurement(self) -> Measurement:
+        """What a benchmark asks; for a model loaded to generate."""
+        return Measurement(self._limits, self.program.rounds)
 
     def __enter__(self) -> Self:
         return self

@@ -31,11 +31,9 @@ from ninfer.generation import (
     GenerationResult,
     SamplingParams,
 )
-from ninfer.model_stack import LoadedModel, ModelSource
+from ninfer.model_stack import LoadedModel, Measurement, ModelSource
 from ninfer.model_stack import Progress as Progress
 from ninfer.model_stack import SyntheticModel as SyntheticModel
-from ninfer.models.qwen_hybrid.limits import ModelLimits
-from ninfer.program.model_units import ModelUnits
 
 DEFAULT_MAX_NEW_TOKENS = 8192
 """Output budget of a request that names none; clamped to the context like every budget."""
@@ -136,14 +134,9 @@ class Engine:
         return self._loaded.program.memory.account()
 
     @property
-    def limits(self) -> ModelLimits:
-        """What the model must read and compute at least, for comparison."""
-        return self._loaded.limits
-
-    @property
-    def rounds(self) -> ModelUnits:
-        """Measurement of decode rounds; only while no request is active."""
-        return self._loaded.program.rounds
+    def measurement(self) -> Measurement:
+        """What a benchmark asks; only while no request is active."""
+        return self._loaded.measurement
 
     @property
     def start_seconds(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from ninfer.cli.generate import open_engine
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, integer
 from ninfer.config import MAX_CONCURRENCY
-from ninfer.models.package import GROUPWISE_INT, WEIGHTS_IDS
+from ninfer.model_stack import GROUPWISE_INT, WEIGHTS_IDS
 from ninfer.runtime import Engine, SyntheticModel
 
 

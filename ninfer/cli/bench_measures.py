@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ninfer.frontend.frontend import OutputOptions
 from ninfer.generation import CacheMode, SamplingParams
-from ninfer.model_stack import open_device
-from ninfer.program.round_times import RoundTimes
+from ninfer.model_stack import RoundTimes, open_device
 from ninfer.runtime import Engine, RequestOptions
 from ninfer.tensor import DType
 
@@ -121,15 +120,15 @@ def measure_cell(
     engine: Engine, machine: Machine, plan: CellPlan, *, warmup: int, repeat: int
 ) -> Cell:
     """Run a cell and compare it with its ceilings."""
-    engine.rounds.imagine_prompts(plan.is_imagined)
+    engine.measurement.rounds.imagine_prompts(plan.is_imagined)
     try:
         for _ in range(warmup):
             _run_once(engine, plan)
-        engine.rounds.round_times()
+        engine.measurement.rounds.round_times()
         runs = [_run_once(engine, plan) for _ in range(repeat)]
-        times = engine.rounds.round_times()
+        times = engine.measurement.rounds.round_times()
     finally:
-        engine.rounds.imagine_prompts(False)
+        engine.measurement.rounds.imagine_prompts(False)
     return _cell(engine, machine, plan, runs, times)
 
 
@@ -140,7 +139,7 @@ def _cell(
     runs: Sequence[tuple[float, float]],
     times: RoundTimes,
 ) -> Cell:
-    rows, prompt, limits = plan.concurrency, plan.prompt_tokens, engine.limits
+    rows, prompt, limits = plan.concurrency, plan.prompt_tokens, engine.measurement.limits
     first_s = statistics.median(first for first, _ in runs)
     decode_s = statistics.median(decode for _, decode in runs)
     decode = (plan.generated_tokens - 1) * rows / decode_s if decode_s else 0.0

@@ -104,9 +104,9 @@ def test_a_model_runs_and_its_logits_are_of_usual_size(
         prompt = engine.frontend.prepare_tokens([7 * n % 500 for n in range(100)])
         found = engine.generate(prompt, greedy).token_ids
         again = engine.generate(prompt, greedy).token_ids
-        parts = engine.rounds._on_device
+        parts = engine.measurement.rounds._on_device
         logits = parts.io.download_logits(parts.stream, 1)
-        engine.rounds.imagine_prompts(True)
+        engine.measurement.rounds.imagine_prompts(True)
         imagined = engine.generate(prompt, greedy).token_ids
 
     assert found == again
