@@ -118,6 +118,59 @@ def test_choices_over_the_published_vocabulary(make_bench: BenchFactory) -> None
 
 
 @every_device
+@pytest.mark.parametrize("num_permitted", [1, 3, 40, 2000])
+def test_sparse_masks_over_the_published_vocabulary(
+    make_bench: BenchFactory, num_permitted: int
+) -> None:
+    rng = np.random.default_rng(num_permitted)
+    rows = []
+    for i, settings in enumerate(SETTINGS[:8]):
+        permitted = np.zeros(VOCABULARY, bool)
+        permitted[rng.choice(ADDRESSABLE, num_permitted, replace=False)] = True
+        permitted[ADDRESSABLE:] = True  # out of reach all the same
+        row = random_row(settings, VOCABULARY, 70 + i)
+        rows.append(dataclasses.replace(row, permitted=permitted))
+    answers = [oracle(row, ADDRESSABLE) for row in rows]
+
+    got = choose(rows, ADDRESSABLE, make_bench=lambda threads: make_bench(threads, nbytes=1 << 28))
+
+    clear = [(a, g) for (a, is_clear), g in zip(answers, got, strict=True) if is_clear]
+    assert len(clear) >= 5
+    assert [g for _, g in clear] == [a for a, _ in clear]
+    assert all(row.permit()[g] for row, g in zip(rows, got, strict=True))
+
+
+@every_device
+@pytest.mark.parametrize("token", [0, 31, 32, 2079, 2080, 4989])
+def test_a_single_permitted_id_is_chosen_wherever_it_lies(
+    make_bench: BenchFactory, token: int
+) -> None:
+    rows = []
+    for i, settings in enumerate(SETTINGS):
+        permitted = np.zeros(5000, bool)
+        permitted[token] = True
+        rows.append(dataclasses.replace(random_row(settings, 5000, i), permitted=permitted))
+
+    got = choose(rows, 4990, make_bench=make_bench)
+
+    assert got == [token] * len(rows)
+
+
+@every_device
+def test_a_mask_changes_no_other_row(make_bench: BenchFactory) -> None:
+    rows = [random_row(settings, 5000, 80 + i) for i, settings in enumerate(SETTINGS[:8])]
+    masked = [
+        dataclasses.replace(row, permitted=np.arange(5000) % 97 == i) if i % 2 else row
+        for i, row in enumerate(rows)
+    ]
+
+    free, constrained = (choose(some, 4990, make_bench=make_bench) for some in (rows, masked))
+
+    assert constrained[::2] == free[::2]
+    assert [token % 97 for token in constrained[1::2]] == [1, 3, 5, 7]
+
+
+@every_device
 @pytest.mark.parametrize(
     "settings", [Settings(top_p=0.50017), Settings(top_k=7), Settings(top_k=900, top_p=0.3005)]
 )

@@ -7,9 +7,10 @@ import pytest
 
 from ninfer.errors import InvariantError
 from ninfer.generation import SamplingParams, TokenMask
+from tests.support.cuda_bench import open_cuda_device
 from tests.support.golden import load
 from tests.support.program_driver import ACCEPT, Lane, ProgramDriver
-from tests.support.running_program import running_program
+from tests.support.running_program import WatchedDevice, running_program
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=-7)
@@ -27,10 +28,23 @@ def only(*tokens: int) -> TokenMask:
     return bytes(mask)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["graphs", "eager"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((WatchedDevice, True), id="graphs"),
+        pytest.param((WatchedDevice, False), id="eager"),
+        pytest.param((open_cuda_device, True), id="cuda-graphs", marks=pytest.mark.gpu),
+        pytest.param((open_cuda_device, False), id="cuda-eager", marks=pytest.mark.gpu),
+    ],
+)
 def driver(request: pytest.FixtureRequest) -> Iterator[ProgramDriver]:
+    open_device, use_graphs = request.param
     with running_program(
-        "tiny-dense", max_concurrency=3, max_context=192, use_graphs=request.param
+        "tiny-dense",
+        open_device=open_device,
+        max_concurrency=3,
+        max_context=192,
+        use_graphs=use_graphs,
     ) as driver:
         yield driver
 

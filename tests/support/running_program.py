@@ -1,6 +1,6 @@
-"""A Program on the host device for the length of a ``with`` block."""
+"""A Program for the length of a ``with`` block, on the host device unless another is given."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,13 +45,20 @@ def _is_closed(arena: HostArena) -> bool:
 
 @contextmanager
 def running_program(
-    case: str, *, weights_id: str = "bf16", **options: Any
+    case: str,
+    *,
+    weights_id: str = "bf16",
+    open_device: Callable[[], Any] = WatchedDevice,
+    **options: Any,
 ) -> Iterator[ProgramDriver]:
-    """Build the Program of a golden model; ``options`` are those of `EngineConfig`."""
+    """Build the Program of a golden model; ``options`` are those of `EngineConfig`.
+
+    The driver knows the streams of a `WatchedDevice`, and none of another device.
+    """
     config = EngineConfig(**{"kv_headroom_bytes": 0} | options)
     with (
         open_case(case, weights_id) as model,
-        WatchedDevice() as device,
+        open_device() as device,
         model.build(config, device) as program,
     ):
-        yield ProgramDriver(program, device.made)
+        yield ProgramDriver(program, getattr(device, "made", []))
