@@ -12,9 +12,12 @@ from pathlib import Path
 from ninfer.compilation import declared_kernels
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt
+from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.kv_cache import make_append
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 
 
 def test_variants() -> tuple[Kernel, ...]:
@@ -23,6 +26,8 @@ def test_variants() -> tuple[Kernel, ...]:
         make_rms_norm(False),
         make_swiglu(False),
         *(make_append(32, 16, 1e7, (3, 3, 2), is_int8) for is_int8 in (False, True)),
+        *(make_gate(format, 3, 1, True) for format in PAIR_FORMATS),
+        make_plan(16),
     )
 
 
