@@ -1,13 +1,13 @@
 """Linear products on a CUDA device: fractions of the card's own copy bandwidth.
 
-    python -m benchmarks.gpu_linear [FOLDER OF PREBUILT KERNELS] [--variants]
+    python -m benchmarks.gpu_linear [FOLDER OF PREBUILT KERNELS]
     python -m benchmarks.gpu_linear --compile FOLDER
 
 In one run: copy bandwidth; every format against float64, and the bits of a column in calls of every
 size; then each matrix of the two big models for several numbers of columns, rotating over copies so
 that the second-level cache does not help; then all products of a decode round in sequence; then
 prefill. Calls are captured in a graph and follow one another by programmatic dependent launch.
-Bytes are those of the resident matrix, each read once. ``--variants`` times other block shapes.
+Bytes are those of the resident matrix, each read once.
 """
 
 import json
@@ -15,9 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,46 +31,16 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import linear as cuda_linear
-from ninfer.kernels.cuda.skinny_product import make_skinny
-from ninfer.kernels.cuda.skinny_shape import Skinny
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import linear
 from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
 from ninfer.tensor_formats import decode_matrix, encode_matrix
 
 COLUMNS: Final = (1, 8, 16, 32)
+ROUND_COLUMNS: Final = (1, 4, 8, 16, 24, 32)
 PREFILL_COLUMNS: Final = (1024, 4096)
 ROTATION_BYTES: Final = 400 << 20  # several times the second-level cache
 WARM_S: Final = 0.1  # load before a measurement
-
-
-VARIANTS: Final = (
-    (8, Skinny(Q4, 1, 1, 4, 2)),
-    (8, Skinny(Q4, 2, 1, 3, 2)),
-    (8, Skinny(Q4, 2, 1, 3, 2, rings_columns=True)),
-    (8, Skinny(Q4, 1, 1, 3, 2, rings_columns=True)),
-    (1, Skinny(Q4, 2, 1, 3, 2, rings_columns=True)),
-    (8, Skinny(Q5, 2, 1, 3, 2)),
-    (8, Skinny(Q5, 1, 1, 3, 2, rings_columns=True)),
-    (8, Skinny(Q5, 2, 1, 3, 1, rings_columns=True)),
-    (8, Skinny(W8, 1, 1, 3, 2)),
-    (8, Skinny(W8, 1, 1, 3, 2, rings_columns=True)),
-)
-ROUND_VARIANTS: Final = {
-    "short": tuple(Skinny(format, 1, 1, 4, 2) for format in (Q4, Q5, Q6, W8)),
-    "ringed": (
-        Skinny(Q4, 2, 1, 3, 2, rings_columns=True),
-        Skinny(Q5, 1, 1, 3, 2, rings_columns=True),
-        Skinny(Q6, 1, 1, 3, 2, rings_columns=True),
-        Skinny(W8, 1, 1, 3, 2, rings_columns=True),
-        Skinny(BF16, 1, 1, 3, 1, rings_columns=True),
-    ),
-}
-VARIANT_SHAPES: Final = {
-    Q4: ((34816, 5120), (4096, 5120)),
-    Q5: ((5120, 17408), (12288, 5120)),
-    W8: ((12288, 2048), (2048, 4096)),
-}
 
 
 def copy_gb_s(bench: Bench) -> float:
@@ -171,56 +140,41 @@ def read(bench: Bench, tensor: Tensor) -> np.ndarray[Any, Any]:
 def matrices_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
     """Each matrix alone: microseconds and the fraction of copy bandwidth, by columns."""
     found: dict[str, Any] = {}
-    shapes = {shape._replace(repeats=1): None for round_ in ROUNDS.values() for shape in round_}
-    for shape in shapes:
-        nbytes = WeightLayout(shape.format, shape.rows, shape.width).nbytes
-        copies = max(2, min(40, ROTATION_BYTES // nbytes))
-        arena = bench.device.arena("rotation", copies * (nbytes + 256))
-        matrices = [
-            weights.make(arena, shape.format, shape.rows, shape.width) for _ in range(copies)
-        ]
+    steps = {step._replace(repeats=1): None for round_ in ROUNDS.values() for step in round_}
+    for step in steps:
+        copies = max(2, min(40, ROTATION_BYTES // step.nbytes))
+        arena = bench.device.arena("rotation", copies * (step.nbytes + 2048))
+        made = [weights.make_step(arena, step) for _ in range(copies)]
         row = {}
         for count in COLUMNS:
-            calls = [partial(operands.call, m, count, shape.is_added) for m in matrices] * 2
+            calls = [partial(operands.call, m, count, step.is_added) for m in made] * 2
             us = replay_us(bench, calls) / len(calls)
-            row[f"T={count}"] = [round(us, 2), round(nbytes / us / 1e3 / gb_s, 3)]
-        name = f"{shape.format.name} {shape.rows}x{shape.width}"
-        found[f"{name} {nbytes / 1e6:.1f} MB"] = row
+            row[f"T={count}"] = [round(us, 2), round(step.nbytes / us / 1e3 / gb_s, 3)]
+        found[f"{step.name} {step.nbytes / 1e6:.1f} MB"] = row
         arena.close()
     return found
 
 
 def rounds_us(
-    bench: Bench, weights: Weights, operands: Operands, gb_s: float, with_variants: bool
+    bench: Bench, weights: Weights, operands: Operands, gb_s: float, columns: Sequence[int]
 ) -> dict[str, Any]:
     """All products of a decode round in sequence."""
     found: dict[str, Any] = {}
     for name, round_ in ROUNDS.items():
-        sizes = [WeightLayout(s.format, s.rows, s.width).nbytes * s.repeats for s in round_]
-        arena = bench.device.arena("round", sum(sizes) + 4096 * 256)
-        calls_of: list[tuple[Matrix, bool]] = []
-        for layer in range(max(shape.repeats for shape in round_)):
-            for shape in round_:
-                if layer < shape.repeats:
-                    made = weights.make(arena, shape.format, shape.rows, shape.width)
-                    calls_of.append((made, shape.is_added))
+        nbytes = sum(step.nbytes * step.repeats for step in round_)
+        arena = bench.device.arena("round", nbytes + 4096 * 256)
+        steps = [
+            (weights.make_step(arena, step), step.is_added)
+            for layer in range(max(step.repeats for step in round_))
+            for step in round_
+            if layer < step.repeats
+        ]
         bench.stream.synchronize()
-        nbytes = sum(matrix.storage.nbytes for matrix, _ in calls_of)
-        row: dict[str, Any] = {"GB": round(nbytes / 1e9, 3), "products": len(calls_of)}
-        for count in (1, 4, 8, 16, 32):
-            calls = [partial(operands.call, m, count, added) for m, added in calls_of]
+        row: dict[str, Any] = {"GB": round(nbytes / 1e9, 3), "steps": len(steps)}
+        for count in columns:
+            calls = [partial(operands.call, m, count, added) for m, added in steps]
             us = replay_us(bench, calls)
             row[f"T={count}"] = [round(us, 1), round(nbytes / us / 1e3 / gb_s, 3)]
-        if with_variants:
-            for variant, shapes in ROUND_VARIANTS.items():
-                for count in (1, 8):
-                    calls = [partial(operands.call, m, count, added) for m, added in calls_of]
-                    with forced(*shapes):
-                        us = replay_us(bench, calls)
-                    row[f"{variant} T={count}"] = [
-                        round(us, 1),
-                        round(nbytes / us / 1e3 / gb_s, 3),
-                    ]
         found[name] = row
         arena.close()
     return found
@@ -241,54 +195,16 @@ def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any
         matrix = weights.make(arena, format, rows, width)
         row = {}
         for count in PREFILL_COLUMNS:
-            us = replay_us(bench, [partial(operands.call, matrix, count, False)] * 2, 5) / 2
+            us = replay_us(bench, [partial(operands.call, (matrix,), count, False)] * 2, 5) / 2
             row[f"T={count}"] = [round(us, 1), round(2e-6 * rows * width * count / us, 1)]
         found[f"{format.name} {rows}x{width}"] = row
         arena.close()
     return found
 
 
-@contextmanager
-def forced(*shapes: Skinny) -> Iterator[None]:
-    """Blocks of these shapes for all products of their formats."""
-    chosen = cuda_linear.skinny_for
-    by_format = {shape.format: shape for shape in shapes}
-
-    def shape_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
-        return by_format.get(format) or chosen(format, num_rows, num_columns)
-
-    cuda_linear.skinny_for = shape_for
-    try:
-        yield
-    finally:
-        cuda_linear.skinny_for = chosen
-
-
-def variants_us(bench: Bench, weights: Weights, operands: Operands, gb_s: float) -> dict[str, Any]:
-    """Fractions of copy bandwidth by block shape."""
-    found: dict[str, Any] = {}
-    for format, shapes in VARIANT_SHAPES.items():
-        for rows, width in shapes:
-            nbytes = WeightLayout(format, rows, width).nbytes
-            copies = max(2, min(40, ROTATION_BYTES // nbytes))
-            arena = bench.device.arena("rotation", copies * (nbytes + 256))
-            matrices = [weights.make(arena, format, rows, width) for _ in range(copies)]
-            for count, shape in VARIANTS:
-                if shape.format is format:
-                    with forced(shape):
-                        calls = [partial(operands.call, m, count, False) for m in matrices] * 2
-                        us = replay_us(bench, calls) / len(calls)
-                    name = f"{make_skinny(shape).name} T={count}"
-                    found.setdefault(name, []).append(round(nbytes / us / 1e3 / gb_s, 3))
-            arena.close()
-    return found
-
-
 def run_kernels() -> list[Kernel]:
     """Everything that a run needs."""
     kernels = list(cuda_linear.declared(None))  # type: ignore[arg-type]
-    kernels += [make_skinny(shape) for _, shape in VARIANTS]
-    kernels += [make_skinny(shape) for shapes in ROUND_VARIANTS.values() for shape in shapes]
     return list(dict.fromkeys(kernels))
 
 
@@ -328,10 +244,8 @@ def main(arguments: list[str]) -> None:
         note("correctness", correctness(bench))
         note("clocks before", clock_mhz())
         weights, operands = Weights(bench), Operands(bench)
-        if "--variants" in arguments:
-            note("variants", variants_us(bench, weights, operands, gb_s))
         note("matrices", matrices_us(bench, weights, operands, gb_s))
-        note("rounds", rounds_us(bench, weights, operands, gb_s, "--variants" in arguments))
+        note("rounds", rounds_us(bench, weights, operands, gb_s, ROUND_COLUMNS))
         note("prefill TFLOP/s", prefill(bench, weights, operands))
         note("clocks after", clock_mhz())
         bench.arena.close()

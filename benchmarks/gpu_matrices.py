@@ -1,5 +1,6 @@
 """Matrices of the two big models, as a decode round multiplies them, with random content."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,39 +18,50 @@ W8, BF16 = TensorFormat.W8, TensorFormat.BF16
 POOL_BYTES: Final = 64 << 20
 
 
-class Shape(NamedTuple):
-    """A matrix, and how often a decode round multiplies it; ``is_added`` to the residual."""
+class Step(NamedTuple):
+    """Weights that a decode round multiplies with the same columns, and how often it does.
 
-    format: TensorFormat
-    rows: int
+    Attributes:
+        weights: format and rows of each.
+        width: features.
+        repeats: layers that have them.
+        is_added: to the residual stream.
+    """
+
+    weights: tuple[tuple[TensorFormat, int], ...]
     width: int
     repeats: int
     is_added: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of one layer's weights."""
+        return sum(WeightLayout(format, rows, self.width).nbytes for format, rows in self.weights)
+
+    @property
+    def name(self) -> str:
+        """Short text."""
+        return f"{' '.join(f'{f.name} {rows}' for f, rows in self.weights)} x {self.width}"
+
 
 ROUNDS: Final = {
     "27B": (
-        Shape(Q4, 4096, 5120, 48),
-        Shape(Q5, 12288, 5120, 48),
-        Shape(BF16, 96, 5120, 48),
-        Shape(Q5, 5120, 6144, 48, True),
-        Shape(Q4, 7168, 5120, 16),
-        Shape(Q5, 7168, 5120, 16),
-        Shape(Q5, 5120, 6144, 16, True),
-        Shape(Q4, 34816, 5120, 64),
-        Shape(Q5, 5120, 17408, 64, True),
-        Shape(Q6, 248320, 5120, 1),
+        Step(((Q4, 4096), (Q5, 12288), (BF16, 48), (BF16, 48)), 5120, 48),
+        Step(((Q5, 5120),), 6144, 48, True),
+        Step(((Q4, 7168), (Q5, 7168)), 5120, 16),
+        Step(((Q5, 5120),), 6144, 16, True),
+        Step(((Q4, 34816),), 5120, 64),
+        Step(((Q5, 5120),), 17408, 64, True),
+        Step(((Q6, 248320),), 5120, 1),
     ),
     "35B": (
-        Shape(W8, 12288, 2048, 30),
-        Shape(BF16, 64, 2048, 30),
-        Shape(W8, 2048, 4096, 30, True),
-        Shape(W8, 9216, 2048, 10),
-        Shape(W8, 2048, 4096, 10, True),
-        Shape(BF16, 257, 2048, 40),
-        Shape(W8, 1024, 2048, 40),
-        Shape(W8, 2048, 512, 40),
-        Shape(Q6, 248320, 2048, 1),
+        Step(((W8, 12288), (BF16, 32), (BF16, 32)), 2048, 30),
+        Step(((W8, 2048),), 4096, 30, True),
+        Step(((W8, 9216),), 2048, 10),
+        Step(((W8, 2048),), 4096, 10, True),
+        Step(((BF16, 257), (W8, 1024)), 2048, 40),
+        Step(((W8, 2048),), 512, 40),
+        Step(((Q6, 248320),), 2048, 1),
     ),
 }
 
@@ -64,6 +76,10 @@ class Weights:
         self._pools = {BF16: bench.put(bf16.view(np.uint8), DType.U8)}
         for format in Q4, Q5, Q6, W8:
             self._pools[format] = bench.put(self._records(format), DType.U8)
+
+    def make_step(self, arena: CudaArena, step: Step) -> tuple[Matrix, ...]:
+        """Fill the weights of one layer's step."""
+        return tuple(self.make(arena, format, rows, step.width) for format, rows in step.weights)
 
     def make(self, arena: CudaArena, format: TensorFormat, rows: int, width: int) -> Matrix:
         """Fill one matrix."""
@@ -108,13 +124,16 @@ class Operands:
             self._bench.stream.clear(self._outs[key])
         return self._outs[key]
 
-    def call(self, weight: Matrix, count: int, is_added: bool) -> None:
-        """One product as a round makes it."""
-        x = self.columns(count, weight.num_columns)
+    def call(self, weights: Sequence[Matrix], count: int, is_added: bool) -> None:
+        """The products of one step as a round makes them."""
+        x = self.columns(count, weights[0].num_columns)
         if is_added:
-            out = self.out(count, weight.num_rows, DType.BF16)
-            linear.project_add(self._bench.ctx, x, weight, out)
-        else:
+            out = self.out(count, weights[0].num_rows, DType.BF16)
+            linear.project_add(self._bench.ctx, x, weights[0], out)
+            return
+        products = []
+        for weight in weights:
             is_f32 = weight.num_rows in (257, 248320)
             out = self.out(count, weight.num_rows, DType.F32 if is_f32 else DType.BF16)
-            linear.project(self._bench.ctx, x, weight, out)
+            products.append((weight, out, 0))
+        linear.project_all(self._bench.ctx, x, products)

@@ -8,6 +8,8 @@ the number of other columns, nor a row with the view it is computed through. Wha
 a resident matrix looks like in memory is the kernel table's business.
 """
 
+from collections.abc import Sequence
+
 from ninfer.ops.checks import expect, require
 from ninfer.ops.context import OpContext
 from ninfer.ops.linear_operands import expect_format
@@ -83,15 +85,28 @@ def project(
         ShapeError: an operand differs from the above.
     """
     expect_storage(ctx, "x", x)
-    expect_weight(ctx, "weight", weight, x.width)
-    require(len(out.shape) == 2, f"out: shape {out.shape}, expected two axes")
-    width = out.shape[1]
-    expect("out", out, (x.num_columns, width), ctx.device.activation_dtype, DType.F32)
-    require(
-        0 <= first_column <= width - weight.num_rows,
-        f"out: {weight.num_rows} rows at column {first_column} of {width}",
-    )
+    _expect_product(ctx, x, weight, out, first_column)
     ctx.kernels.linear.project(ctx.stream, x, weight, out, first_column)
+
+
+def project_all(
+    ctx: OpContext, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int]]
+) -> None:
+    """Multiply T columns with several weights, as so many calls of `project` would, bit for bit.
+
+    Args:
+        ctx: where to run.
+        x: T columns of K features.
+        products: weight, output and first column of each, as `project` takes them; the column
+            ranges that are written do not overlap.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    expect_storage(ctx, "x", x)
+    for weight, out, first_column in products:
+        _expect_product(ctx, x, weight, out, first_column)
+    ctx.kernels.linear.project_all(ctx.stream, x, products)
 
 
 def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor) -> None:
@@ -111,3 +126,16 @@ def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor
     shape = (x.num_columns, weight.num_rows)
     expect("residual", residual, shape, ctx.device.activation_dtype)
     ctx.kernels.linear.project_add(ctx.stream, x, weight, residual)
+
+
+def _expect_product(
+    ctx: OpContext, x: LinearInput, weight: Matrix, out: Tensor, first_column: int
+) -> None:
+    expect_weight(ctx, "weight", weight, x.width)
+    require(len(out.shape) == 2, f"out: shape {out.shape}, expected two axes")
+    width = out.shape[1]
+    expect("out", out, (x.num_columns, width), ctx.device.activation_dtype, DType.F32)
+    require(
+        0 <= first_column <= width - weight.num_rows,
+        f"out: {weight.num_rows} rows at column {first_column} of {width}",
+    )

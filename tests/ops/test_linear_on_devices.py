@@ -108,6 +108,43 @@ def test_tall_products_agree_with_the_formula(
     assert np.all(np.abs(got - exact) <= bound)
 
 
+@every_device
+@pytest.mark.parametrize("num_columns", [1, 8, 13, 32, 70, 130])
+@pytest.mark.parametrize(
+    "formats",
+    [
+        (TensorFormat.Q4, TensorFormat.Q5, TensorFormat.BF16, TensorFormat.BF16),
+        (TensorFormat.BF16, TensorFormat.W8),
+        WEIGHT_FORMATS,
+    ],
+    ids=lambda formats: "+".join(format.name for format in formats),
+)
+def test_several_products_have_the_bits_of_single_ones(
+    make_bench: BenchFactory, formats: tuple[TensorFormat, ...], num_columns: int
+) -> None:
+    rng, width = np.random.default_rng(num_columns), 1160
+    x = columns(1, num_columns, width)
+    with make_bench() as bench:
+        products, single = [], []
+        for index, format in enumerate(formats):
+            parent, first, rows = 24 * index + 40, 3 * index, 20 * index + 9
+            weight = bench.matrix(format, random_payload(rng, format, parent, width), parent, width)
+            weight = weight.rows(first, rows)
+            outs = [bench.out((num_columns, rows + 4), DType.F32) for _ in range(2)]
+            products.append((weight, outs[0], index % 4))
+            single.append((weight, outs[1], index % 4))
+
+        linear.project_all(bench.ctx, bench.in_columns(x), products)
+        for weight, out, first in single:
+            linear.project(bench.ctx, bench.in_columns(x), weight, out, first)
+
+        bench.check()
+        for (_, together, _), (_, alone, _) in zip(products, single, strict=True):
+            np.testing.assert_array_equal(
+                bench.read_tensor(together), bench.read_tensor(alone), strict=True
+            )
+
+
 @on_cuda
 @every_format
 def test_columns_do_not_depend_on_their_company(

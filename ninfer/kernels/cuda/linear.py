@@ -8,6 +8,7 @@ Columns are stored as `fragments` draws them, weights as `weight_layout` does. W
 that products read before their predecessor has ended: synchronise after `make_resident`.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
@@ -87,13 +88,20 @@ def project(
     stream: CudaStream, x: LinearInput, weight: Matrix, out: Tensor, first_column: int
 ) -> None:
     """Write ``out[:, first_column + n] = weight[n] . x``."""
-    output = Output.F32 if out.dtype is DType.F32 else Output.BF16
-    _multiply(stream, x, weight, out, first_column, output)
+    _multiply(stream, x, weight, out, first_column, _stored(out))
 
 
 def project_add(stream: CudaStream, x: LinearInput, weight: Matrix, residual: Tensor) -> None:
     """Add ``weight[n] . x`` to ``residual[:, n]``."""
     _multiply(stream, x, weight, residual, 0, Output.ADD)
+
+
+def project_all(
+    stream: CudaStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int]]
+) -> None:
+    """Write the products of several weights."""
+    for weight, out, first_column in products:
+        project(stream, x, weight, out, first_column)
 
 
 def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
@@ -115,6 +123,10 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         shapes_of = [skinny_for(format, rows, n) for n in (1, 9) for rows in (1, _FEW_ROWS + 1)]
         kernels += [make_skinny(shape) for shape in dict.fromkeys(shapes_of)]
     return tuple(kernels)
+
+
+def _stored(out: Tensor) -> Output:
+    return Output.F32 if out.dtype is DType.F32 else Output.BF16
 
 
 def _multiply(

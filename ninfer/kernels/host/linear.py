@@ -5,6 +5,7 @@ Four weight rows at a time are decoded into a scratch that stays in cache while 
 by; a row's arithmetic is the same in a group of four, alone, and in any band (`lane_products`).
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +55,14 @@ def project(
 ) -> None:
     """Write ``out[:, first_column + n] = weight[n] . x``."""
     _enqueue(stream, x, weight, out, first_column, is_added=False)
+
+
+def project_all(
+    stream: HostStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int]]
+) -> None:
+    """Write the products of several weights, one after another."""
+    for weight, out, first_column in products:
+        project(stream, x, weight, out, first_column)
 
 
 def project_add(stream: HostStream, x: LinearInput, weight: Matrix, residual: Tensor) -> None:

@@ -194,8 +194,8 @@ def _attention(
     eps = model.geometry.norm_eps
     own = activations.attention
     norm.rms_norm(ctx, activations.residual, layer.input_norm, eps, activations.normed)
-    for matrix, first_column in layer.projections:
-        linear.project(ctx, activations.normed, matrix, own.projected, first_column)
+    products = [(matrix, own.projected, first) for matrix, first in layer.projections]
+    linear.project_all(ctx, activations.normed, products)
     kv_cache.append(
         ctx,
         own.projected,
@@ -235,10 +235,9 @@ def _gated_delta(
     eps = model.geometry.norm_eps
     own = activations.gated_delta
     norm.rms_norm(ctx, activations.residual, layer.input_norm, eps, activations.normed)
-    for matrix, first_column in layer.projections:
-        linear.project(ctx, activations.normed, matrix, own.projected, first_column)
-    for matrix, first_column in layer.ab:
-        linear.project(ctx, activations.normed, matrix, own.ab, first_column)
+    products = [(matrix, own.projected, first) for matrix, first in layer.projections]
+    products += [(matrix, own.ab, first) for matrix, first in layer.ab]
+    linear.project_all(ctx, activations.normed, products)
     mixers.advance(
         ctx,
         own.projected,
@@ -275,9 +274,9 @@ def _ffn(
 
 def _moe(ctx: OpContext, ffn: MoeFfn, own: MoeActivations, activations: TextActivations) -> None:
     normed = activations.normed
-    linear.project(ctx, normed, ffn.router, own.router)
+    products = [(ffn.router, own.router, 0), (ffn.shared_gate_up, own.gate_up, 0)]
+    linear.project_all(ctx, normed, products)
     moe.route(ctx, own.router, own.experts, own.weights, own.shared_gate)
-    linear.project(ctx, normed, ffn.shared_gate_up, own.gate_up)
     pointwise.swiglu(ctx, own.gate_up, own.hidden)
     linear.project(ctx, own.hidden, ffn.shared_down, own.shared)
     moe.experts(
