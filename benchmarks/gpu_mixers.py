@@ -33,7 +33,8 @@ from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
-from ninfer.kernels.cuda.attention_decode import make_merge, make_split
+from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each

@@ -9,7 +9,8 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import build, complaints
-from ninfer.kernels.cuda.attention_decode import make_merge, make_split
+from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
 from ninfer.kernels.cuda.delta_decode import make_decode_state

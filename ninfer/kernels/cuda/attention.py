@@ -12,7 +12,8 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda.attention_decode import make_merge, make_split
+from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_merge import COMPONENTS, make_merge
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
@@ -76,7 +77,7 @@ def paged_decode(
         )
         stream.launch(
             make_merge(head_dim),
-            (count, num_heads, 1),
+            (count, num_heads, head_dim // COMPONENTS),
             (
                 partial,
                 stats,
@@ -110,9 +111,9 @@ def paged_prefill(
     """
     num_columns, num_heads, head_dim = queries.shape
     _expect_heads(head_dim, kv)
-    base, sums, padded = block_parts(out)
+    is_int8 = kv.keys.dtype is DType.I8
     stream.launch(
-        make_prefill(head_dim, kv.keys.dtype is DType.I8),
+        make_prefill(head_dim, is_int8),
         (blocks_for(num_columns, TILE_QUERIES), num_heads, 1),
         (
             queries.address,
@@ -121,13 +122,12 @@ def paged_prefill(
             kv.block_table.address,
             table_rows.address,
             positions.address,
-            base,
-            sums,
+            *block_parts(out)[:2],
             num_columns,
             num_heads,
             kv.keys.shape[1],
             kv.block_table.shape[1],
-            padded,
+            block_parts(out).padded,
             scale * _LOG2_E,
         ),
     )
