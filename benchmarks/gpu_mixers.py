@@ -36,6 +36,7 @@ from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_split
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
+from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each
 from ninfer.kernels.cuda.expert_gate import make_gate
@@ -303,7 +304,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
-    kernels = [make_merge(256), make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS)]
+    kernels = [make_merge(256), make_wide_prefill(), make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS)]
     kernels += [make_rows(), make_combine()]
     for is_int8 in (False, True):
         kernels += [make_split(256, is_int8), make_prefill(256, is_int8)]

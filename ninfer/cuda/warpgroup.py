@@ -46,6 +46,9 @@ expect_bytes = define(  # one arrival, and so many bytes to come in this phase
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", [], [_U32, _U32], is_ordered=True
 )
 arrive = define("mbarrier.arrive.shared::cta.b64 _, [$0];", [], [_U32], is_ordered=True)
+arrive_when_copied = define(  # once every asynchronous copy of this thread so far has ended
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", [], [_U32], is_ordered=True
+)
 arrive_at = define(  # at the barrier of the same place in another block of the cluster
     "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; "
     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }",

@@ -12,6 +12,7 @@ from ninfer.cuda.module import build, complaints
 from ninfer.kernels.cuda.attention_decode import make_split
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
+from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
 from ninfer.kernels.cuda.delta_decode import make_decode_state
 from ninfer.kernels.cuda.delta_output import make_gated_norm, make_round_end
@@ -40,6 +41,7 @@ SMALL = [
 LARGE = [
     *(partial(make_split, 256, is_int8) for is_int8 in (False, True)),
     *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
+    make_wide_prefill,
     partial(make_columns, REAL, True),
     partial(make_decode_state, REAL, True),
     partial(make_prefill_state, REAL),

@@ -105,13 +105,14 @@ def test_decode_agrees_with_the_formula_and_reads_no_stale_element(
 
 
 @every_dtype
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (6, 1, 256)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (12, 2, 256)])
+@pytest.mark.parametrize(("first", "stop"), [(40, 300), (1500, 1640)])
 def test_prefill_agrees_with_the_formula(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: DType
+    num_heads: int, num_kv_heads: int, head_dim: int, first: int, stop: int, dtype: DType
 ) -> None:
-    places = [(0, position) for position in range(40, 300)]
+    places = [(0, position) for position in range(first, stop)]
     columns = random_columns(num_heads, num_kv_heads, head_dim, places)
-    content = make_content(dtype, num_kv_heads, head_dim, [300])
+    content = make_content(dtype, num_kv_heads, head_dim, [stop])
 
     out = attend(columns, content, is_prefill=True)
 

@@ -17,6 +17,7 @@ from ninfer.kernels.cuda.attention_merge import COMPONENTS, make_merge
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
+from ninfer.kernels.cuda.attention_wide import HEAD_DIM, make_wide_prefill
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import KvPlanes
 from ninfer.tensor import DType, LinearInput, Tensor
@@ -112,13 +113,15 @@ def paged_prefill(
     num_columns, num_heads, head_dim = queries.shape
     _expect_heads(head_dim, kv)
     is_int8 = kv.keys.dtype is DType.I8
+    is_wide = stream.has_warpgroups and head_dim == HEAD_DIM and not is_int8
+    planes = _plane_addresses(kv)
     stream.launch(
-        make_prefill(head_dim, is_int8),
+        make_wide_prefill() if is_wide else make_prefill(head_dim, is_int8),
         (blocks_for(num_columns, TILE_QUERIES), num_heads, 1),
         (
             queries.address,
             projected.address,
-            *_plane_addresses(kv),
+            *(planes[:2] if is_wide else planes),
             kv.block_table.address,
             table_rows.address,
             positions.address,
@@ -136,6 +139,8 @@ def paged_prefill(
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: both cache types."""
     made = [make_merge(shapes.head_dim)]
+    if shapes.head_dim == HEAD_DIM:
+        made.append(make_wide_prefill())
     for is_int8 in (False, True):
         made.append(make_split(shapes.head_dim, is_int8))
         made.append(make_prefill(shapes.head_dim, is_int8))

@@ -181,7 +181,7 @@ def make_write(head_dim: int) -> Any:
                 x[0], x[1], x[2], x[3] = ptx.shared_f32x4(at)
                 x[4], x[5], x[6], x[7] = ptx.shared_f32x4(at + uint32(16))
                 for i in range(8):
-                    x[i] = x[i] / (float32(1.0) + math.exp(-g[i]))
+                    x[i] *= ptx.reciprocal(float32(1.0) + math.exp(-g[i]))
             is_padding = head == num_heads - 1 and chunk * 8 < padded
             store_chunk(
                 base,
