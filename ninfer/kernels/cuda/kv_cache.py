@@ -149,7 +149,7 @@ def group_scale(largest: Any) -> Any:
 
 
 @cache
-def make_append(
+def make_append(  # noqa: PLR0915 - one pass, whose head is a lane's registers
     head_dim: int,
     rotary_dim: int,
     theta: float,
@@ -168,7 +168,8 @@ def make_append(
     group_lanes = min(_GROUP, head_dim) // per_lane
     groups = -(-head_dim // _GROUP)
     load = _make_load(per_lane)
-    prepare = _make_prepare(head_dim, rotary_dim, theta, section)
+    turn = _make_turn(head_dim, rotary_dim, theta, section)
+    prepare = _make_prepare(head_dim, rotary_dim)
     store_query = _make_words_store(per_lane)
     store = _make_int8_store(per_lane, group_lanes, groups) if is_int8 else _make_store(per_lane)
     width = head_dim * 2
@@ -194,29 +195,33 @@ def make_append(
         eps: float,
     ) -> None:
         ptx.release_successor()
-        ptx.wait_for_predecessor()
         column = cuda.blockIdx.x
         lane = cuda.threadIdx.x & 31
         head = cuda.blockIdx.y * _WARPS + (cuda.threadIdx.x >> 5)
+        # Positions, tables and weights are those of before the round.
+        cosines = cuda.local.array(per_lane, float32)
+        sines = cuda.local.array(per_lane, float32)
+        w = cuda.local.array(per_lane, float32)
+        offset = uint64(lane * (2 * per_lane))
+        turn(cosines, sines, lane, rope_positions, num_tokens, column)
+        load((query_norm if head < num_heads else key_norm) + offset, w)
+        place = ptx.load_i32(positions + uint64(column) * uint64(4))
+        table_row = ptx.load_i32(table_rows + uint64(column) * uint64(4))
+        entry = uint64(table_row) * uint64(table_width) + uint64(place >> 6)
+        page = ptx.load_i32(block_table + entry * uint64(4))
+        ptx.wait_for_predecessor()
         if head < num_heads + num_kv_heads:
             line = projected + uint64(column) * uint64(2 * (num_heads + num_kv_heads)) * uint64(
                 width
             )
-            offset = uint64(lane * (2 * per_lane))
             x = cuda.local.array(per_lane, float32)
-            w = cuda.local.array(per_lane, float32)
             load(line + uint64(head) * uint64(width) + offset, x)
-            load((query_norm if head < num_heads else key_norm) + offset, w)
-            prepare(x, w, lane, eps, rope_positions, num_tokens, column)
+            prepare(x, w, cosines, sines, lane, eps)
             if head < num_heads:
                 target = uint64(column) * uint64(num_heads) + uint64(head)
                 store_query(queries + target * uint64(width) + offset, x)
             else:
                 kv_head = head - num_heads
-                place = ptx.load_i32(positions + uint64(column) * uint64(4))
-                table_row = ptx.load_i32(table_rows + uint64(column) * uint64(4))
-                entry = uint64(table_row) * uint64(table_width) + uint64(place >> 6)
-                page = ptx.load_i32(block_table + entry * uint64(4))
                 row = (uint64(page) * uint64(num_kv_heads) + uint64(kv_head)) * uint64(64)
                 row += uint64(place & 63)
                 store(keys + row * uint64(row_bytes), key_scales, row, lane, x)
@@ -230,43 +235,52 @@ def make_append(
     return Kernel(name, append_head, params, threads=_WARPS * WARP, max_registers=96)
 
 
-def _make_prepare(
-    head_dim: int, rotary_dim: int, theta: float, section: tuple[int, int, int]
-) -> Any:
-    """Function that normalises and rotates a head, spread over a warp, in place."""
+def _make_turn(head_dim: int, rotary_dim: int, theta: float, section: tuple[int, int, int]) -> Any:
+    """Function that gives the cosines and sines of a lane's components."""
     per_lane = head_dim // WARP
     half_lanes = rotary_dim // 2 // per_lane
     frequencies, axes = rope_tables(rotary_dim, theta, section)
 
     @device_function
-    def prepare(
-        x: Any,
-        w: Any,
-        lane: Any,
-        eps: Any,
-        rope_positions: Any,
-        num_tokens: Any,
-        column: Any,
+    def turn(
+        cosines: Any, sines: Any, lane: Any, rope_positions: Any, num_tokens: Any, column: Any
     ) -> None:
+        frequency_table = cuda.const.array_like(frequencies)
+        axis_table = cuda.const.array_like(axes)
+        for i in range(per_lane):
+            cosines[i], sines[i] = float32(1.0), float32(0.0)
+        if lane < 2 * half_lanes:
+            own = lane if lane < half_lanes else lane - half_lanes
+            for i in range(per_lane):
+                pair = own * per_lane + i
+                at = axis_table[pair] * num_tokens + column
+                position = ptx.load_i32(rope_positions + uint64(at) * uint64(4))
+                cosines[i], sines[i] = cosine_sine(float32(position) * frequency_table[pair])
+            if lane < half_lanes:
+                for i in range(per_lane):
+                    sines[i] = -sines[i]
+
+    return turn
+
+
+def _make_prepare(head_dim: int, rotary_dim: int) -> Any:
+    """Function that normalises and rotates a head, spread over a warp, in place."""
+    per_lane = head_dim // WARP
+    half_lanes = rotary_dim // 2 // per_lane
+
+    @device_function
+    def prepare(x: Any, w: Any, cosines: Any, sines: Any, lane: Any, eps: Any) -> None:
         total = float32(0.0)
         for i in range(per_lane):
             total += x[i] * x[i]
         mean = warp_sum(total) / float32(head_dim)
         inverse = float32(1.0) / ptx.square_root(mean + eps)
-        frequency_table = cuda.const.array_like(frequencies)
-        axis_table = cuda.const.array_like(axes)
-        is_first = lane < half_lanes
-        partner = lane + half_lanes if is_first else lane - half_lanes
+        partner = lane + half_lanes if lane < half_lanes else lane - half_lanes
+        is_rotated = lane < 2 * half_lanes
         for i in range(per_lane):
             y = x[i] * inverse * (float32(1.0) + w[i])
             other = cuda.shfl_sync(0xFFFFFFFF, y, partner & 31)
-            if lane < 2 * half_lanes:
-                pair = (lane if is_first else partner) * per_lane + i
-                at = axis_table[pair] * num_tokens + column
-                position = ptx.load_i32(rope_positions + uint64(at) * uint64(4))
-                cosine, sine = cosine_sine(float32(position) * frequency_table[pair])
-                y = y * cosine - other * sine if is_first else y * cosine + other * sine
-            x[i] = y
+            x[i] = y * cosines[i] + other * sines[i] if is_rotated else y
 
     return prepare
 
