@@ -8,8 +8,9 @@
 
 A decode round leaves matrices and window where the round began and only records its columns; the
 *next* call on the slot folds in as many of them as were accepted. Rejecting a round is therefore
-fold = 0, and a folded state equals the prefilled one bit for bit. Slots, acceptance and round
-borders are the caller's knowledge. Source: model contract 3.5 and 5.4, way 2.
+fold = 0. Folding is one arithmetic wherever it happens; a prefill may advance by chunks, whose
+numbers depend on the call's first column alone and agree with the folded ones to rounding. Slots,
+acceptance and round borders are the caller's knowledge. Source: model contract 3.5 and 5.4, way 2.
 """
 
 from dataclasses import dataclass

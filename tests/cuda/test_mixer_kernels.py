@@ -13,10 +13,12 @@ from ninfer.kernels.cuda.attention_decode import make_split
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
+from ninfer.kernels.cuda.delta_chunks import make_chunk_operands
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
-from ninfer.kernels.cuda.delta_decode import make_decode_state
-from ninfer.kernels.cuda.delta_output import make_gated_norm, make_round_end
+from ninfer.kernels.cuda.delta_output import make_gated_norm
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
+from ninfer.kernels.cuda.delta_round import make_decode
+from ninfer.kernels.cuda.delta_scan import make_scan
 from ninfer.kernels.cuda.expert_down import make_down
 from ninfer.kernels.cuda.expert_gate import make_gate
 from ninfer.kernels.cuda.expert_plan import make_plan
@@ -32,7 +34,6 @@ SMALL = [
     partial(make_columns, TINY, False),
     partial(make_window, TINY),
     partial(make_gated_norm, TINY),
-    partial(make_round_end, TINY),
     partial(make_rank, 256),
     partial(make_plan, 256),
     make_rows,
@@ -42,10 +43,11 @@ LARGE = [
     *(partial(make_split, 256, is_int8) for is_int8 in (False, True)),
     *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
     make_wide_prefill,
-    partial(make_columns, REAL, True),
-    partial(make_decode_state, REAL, True),
+    partial(make_chunk_operands, REAL, True),
+    *(partial(make_scan, REAL, columns) for columns in (32, 64)),
+    partial(make_decode, REAL, True),
     partial(make_prefill_state, REAL),
-    partial(make_decode_state, TINY, False),
+    partial(make_decode, TINY, False),
     *(partial(make_gate, TensorFormat.Q4, 16, 2, is_listed) for is_listed in (False, True)),
     *(partial(make_down, format, 4, 1) for format in (TensorFormat.Q5, TensorFormat.Q6)),
     partial(make_expert_wide, ExpertWide(TensorFormat.Q4, 128, True)),

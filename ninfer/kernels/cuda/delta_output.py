@@ -1,11 +1,9 @@
-"""Gated norm of the Gated DeltaNet mixer on CUDA, and what a round leaves for the next fold.
+"""Gated norm of the Gated DeltaNet mixer on CUDA: from outputs to a linear input.
 
     y = norm * (o / sqrt(mean over the head of o^2 + eps)) * (z * sigmoid(z))
 
-One lane holds a chunk of eight features, the lanes of a head sum their squares by a butterfly, and
-a linear input is written. The end of a round also moves the window and stores the record: each
-thread one channel, because only it reads what it overwrites. Traffic of a column is o once (f32),
-z once (bf16) and the output; of a round's end also six bf16 values a channel.
+One lane holds a chunk of eight features, the lanes of a head sum their squares by a butterfly.
+Traffic of a column is o once (f32), z once (bf16) and the output.
 """
 
 from functools import cache
@@ -16,7 +14,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.delta_columns import DeltaHeads, move_window, sigmoid
+from ninfer.kernels.cuda.delta_columns import DeltaHeads, sigmoid
 from ninfer.kernels.cuda.device_functions import load_chunk
 from ninfer.kernels.cuda.fragments import CHUNK, padded_width, store_chunk
 
@@ -118,68 +116,3 @@ def make_gated_norm(heads: DeltaHeads) -> Kernel:
     params = (Param.ADDRESS,) * 5 + (Param.I32, Param.F32)
     name = f"delta_norm_{heads.digits}"
     return Kernel(name, gated_norm, params, threads=THREADS, max_registers=64)
-
-
-@cache
-def make_round_end(heads: DeltaHeads) -> Kernel:
-    """Gated norm, window and record of a round; grid (rows, blocks of channels), block (128,)."""
-    channels, key_width, value_width = heads.channels, heads.key_width, heads.value_width
-    num_value_heads = heads.num_value_heads
-    channel_bytes = 2 * channels
-    row_bytes = channel_bytes + 2 * value_width
-    padded_chunks = padded_width(value_width) // CHUNK
-    gated_chunk = make_gated_chunk(heads)
-
-    def round_end(
-        outputs: int,
-        norm: int,
-        projected: int,
-        base: int,
-        sums: int,
-        windows: int,
-        record_x: int,
-        record_k: int,
-        record_v: int,
-        record_g: int,
-        record_beta: int,
-        slots: int,
-        folds: int,
-        keys: int,
-        values: int,
-        gates: int,
-        num_records: int,
-        eps: float,
-    ) -> None:
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
-        row = cuda.blockIdx.x
-        first = cuda.blockIdx.y * THREADS
-        channel = first + cuda.threadIdx.x
-        slot = ptx.load_i32(slots + uint64(row) * uint64(4))
-        folded = ptx.load_i32(folds + uint64(row) * uint64(4))
-        record = uint64(slot) * uint64(num_records)
-        if first < padded_chunks:
-            gated_chunk(outputs, norm, projected, base, sums, row, channel, eps)
-        if channel < channels:
-            window = windows + uint64(slot) * uint64(3 * channel_bytes)
-            records = record_x + record * uint64(channel_bytes)
-            line = projected + uint64(row) * uint64(row_bytes)
-            move_window(line, window, records, folded, row_bytes, channel_bytes, 0, channel)
-            offset = uint64(channel) * uint64(2)
-            ptx.store_u16(records + offset, ptx.load_u16(line + offset))
-        offset = uint64(channel) * uint64(4)
-        if channel < key_width:
-            k = ptx.load_f32(keys + uint64(row) * uint64(4 * key_width) + offset)
-            ptx.store_f32(record_k + record * uint64(4 * key_width) + offset, k)
-        if channel < value_width:
-            v = ptx.load_f32(values + uint64(row) * uint64(4 * value_width) + offset)
-            ptx.store_f32(record_v + record * uint64(4 * value_width) + offset, v)
-        if channel < num_value_heads:
-            source = gates + uint64(row) * uint64(8 * num_value_heads) + uint64(channel) * uint64(8)
-            g, beta = ptx.load_f32x2(source)
-            ptx.store_f32(record_g + record * uint64(4 * num_value_heads) + offset, g)
-            ptx.store_f32(record_beta + record * uint64(4 * num_value_heads) + offset, beta)
-
-    params = (Param.ADDRESS,) * 16 + (Param.I32, Param.F32)
-    name = f"delta_round_end_{heads.digits}"
-    return Kernel(name, round_end, params, threads=THREADS, max_registers=64)

@@ -1,8 +1,8 @@
 """The Gated DeltaNet recurrence over a chunk on CUDA: column by column, state in registers.
 
-Queries, keys, values and gates of sixteen columns at a time stream through shared memory. The
-output of a column is read together with the next column's key, so that one butterfly serves both.
-Traffic: the state once each way, and the inputs once for each block of a head.
+Queries, keys, values and gates of sixteen columns at a time stream through shared memory. Serves
+heads that have no chunked form, and the fold before a chunked prefill. Traffic: the state once each
+way, and the inputs once for each block of a head.
 """
 
 from functools import cache
@@ -38,7 +38,7 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
     threads = warps * WARP
     slice_columns = COLUMNS * warps
     count = key_dim // 8
-    size = 2 * count
+    size = 4 * count
     key_pieces = key_dim // 4
     value_pieces = slice_columns // 4
     # One buffer of floats: queries, keys, values, gates of a batch.
@@ -48,8 +48,8 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
     buffer_bytes = gates_at + 8 * _BATCH
     buffer_floats = 2 * buffer_bytes // 4
     load, store = make_transfer(heads)
-    _, fold = make_fold(heads)
-    apply, read, read_twice = make_step(key_dim)
+    fold = make_fold(heads)
+    read, apply = make_step(key_dim)
     _, load_shared, _ = make_rows(key_dim)
 
     @device_function
@@ -120,11 +120,13 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
         first_value = cuda.blockIdx.y * slice_columns
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         part = lane >> 2
-        inside = warp * COLUMNS + (lane & 3) * 2
+        inside = warp * COLUMNS + (lane & 3) * 4
         column = first_value + inside
-        fetch(base, queries, keys, values, gates, 0, num_columns, head, first_value)
         slot = ptx.load_i32(slots)
         folded = ptx.load_i32(folds)
+        if num_columns == 0 and folded == 0:
+            return
+        fetch(base, queries, keys, values, gates, 0, num_columns, head, first_value)
         s = cuda.local.array(size, float32)
         matrix = uint64(slot) * uint64(num_value_heads) + uint64(head)
         address = matrices + (matrix * uint64(key_dim * value_dim) + uint64(column)) * uint64(4)
@@ -136,7 +138,6 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
                 record_g,
                 record_beta,
                 uint64(slot) * uint64(num_records),
-                0,
                 folded,
                 head,
                 column,
@@ -145,8 +146,6 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
             )
         k = cuda.local.array(count, float32)
         q = cuda.local.array(count, float32)
-        for i in range(count):
-            q[i] = float32(0.0)
         output = outputs + uint64(head * value_dim + column) * uint64(4)
         first = 0
         buffer = base
@@ -169,7 +168,7 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
             for place in range(stop):
                 at = buffer + uint32(place) * uint32(4 * key_dim)
                 load_shared(at + uint32(keys_at), part, k)
-                v0, v1 = ptx.shared_f32x2(
+                v = ptx.shared_f32x4(
                     buffer
                     + uint32(values_at)
                     + uint32(place) * uint32(4 * slice_columns)
@@ -178,22 +177,18 @@ def make_prefill_state(  # noqa: PLR0915 - one pass, whose state is a lane's reg
                 decay, beta = ptx.shared_f32x2(
                     buffer + uint32(gates_at) + uint32(place) * uint32(8)
                 )
-                # The state before this column is the one that the last column reads.
-                r0, r1, o0, o1 = read_twice(s, k, q)
+                apply(s, k, read(s, k), v, decay, beta)
                 load_shared(at, part, q)
-                if part == 0 and first + place > 0:
-                    ptx.store_f32x2(output, o0, o1)
+                o0, o1, o2, o3 = read(s, q)
+                if part == 0:
+                    ptx.store_f32x4(output, o0, o1, o2, o3)
                     output += uint64(4 * num_value_heads * value_dim)
-                apply(s, k, r0, r1, v0, v1, decay, beta)
             cuda.syncthreads()
             buffer = other
             first += _BATCH
         ptx.wait_copies_0()
-        o0, o1 = read(s, q)
-        if part == 0 and num_columns > 0:
-            ptx.store_f32x2(output, o0, o1)
         store(address, part, s)
 
     params = (Param.ADDRESS,) * 12 + (Param.I32,) * 3
     name = f"delta_prefill_{heads.digits}"
-    return Kernel(name, prefill_state, params, threads=threads, max_registers=168)
+    return Kernel(name, prefill_state, params, threads=threads, max_registers=224)

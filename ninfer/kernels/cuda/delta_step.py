@@ -2,11 +2,11 @@
 
     r = S^T k ; u = beta (v - e^g r) ; S' = e^g S + k u^T ; o = S'^T q
 
-A warp owns eight neighbouring columns of one head's matrix, whole, in registers: lane ``4 a + b``
-holds columns 2b, 2b + 1 and an eighth of the key components, so that both sums are a sum in each
-lane, even and odd components apart, and a butterfly over eight lanes. Every product and sum has an
-explicit rounding. Nothing crosses warps, so that a head is split over as many blocks as fill the
-chip, and a sequence of columns needs no barrier but those of its inputs.
+A warp owns sixteen neighbouring columns of one head's matrix, whole, in registers: lane
+``4 a + b`` holds columns 4b..4b + 3 and an eighth of the key components, so that both sums are a
+sum in each lane, even and odd components apart, and a butterfly over eight lanes. Every product and
+sum has an explicit rounding. Nothing crosses warps, so that a head is split over as many blocks as
+fill the chip, and a sequence of columns needs no barrier but those of its inputs.
 """
 
 import math
@@ -18,12 +18,15 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 
-COLUMNS: Final = 8
+COLUMNS: Final = 16
 """Columns of a matrix that one warp owns."""
+
+PARTS: Final = 8
+"""Lanes that share a column."""
 
 
 def num_warps(heads: DeltaHeads) -> int:
-    """Warps of a block: 32 columns of a head, or the whole of a small one."""
+    """Warps of a block: 64 columns of a head, or the whole of a small one."""
     return min(4, heads.value_dim // COLUMNS)
 
 
@@ -75,17 +78,8 @@ def make_rows(key_dim: int) -> Any:
 
 
 @device_function
-def over_parts(a: Any, b: Any) -> Any:
-    """Sums over the eight lanes that share two columns; the two chains overlap."""
-    for step in (4, 8, 16):
-        c, d = cuda.shfl_xor_sync(0xFFFFFFFF, a, step), cuda.shfl_xor_sync(0xFFFFFFFF, b, step)
-        a, b = ptx.add_f32(a, c), ptx.add_f32(b, d)
-    return a, b
-
-
-@device_function
-def over_parts_twice(a: Any, b: Any, c: Any, d: Any) -> Any:
-    """`over_parts` of two pairs at once."""
+def over_parts(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Sums over the eight lanes that share four columns; the four chains overlap."""
     for step in (4, 8, 16):
         e, f = cuda.shfl_xor_sync(0xFFFFFFFF, a, step), cuda.shfl_xor_sync(0xFFFFFFFF, b, step)
         g, h = cuda.shfl_xor_sync(0xFFFFFFFF, c, step), cuda.shfl_xor_sync(0xFFFFFFFF, d, step)
@@ -95,45 +89,48 @@ def over_parts_twice(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def make_step(key_dim: int) -> Any:
-    """Functions ``apply(s, k, r0, r1, v0, v1, decay, beta)``, ``read`` and ``read_twice``.
+    """Functions ``read(s, q)`` and ``apply(s, k, r, v, decay, beta)``.
 
-    ``read(s, q)`` returns the two columns' products with q; ``read_twice(s, k, q)`` those with k,
-    then those with q, with the same bits; ``apply`` updates the state from its products with k.
+    ``read`` returns the four columns' products with q; ``apply`` updates the state from its
+    products with k and the column's values.
     """
     count = key_dim // 8
 
     @device_function
-    def parts_of(s: Any, q: Any) -> Any:
-        a0, a1, b0, b1 = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+    def read(s: Any, q: Any) -> Any:
+        a0, a1, a2, a3 = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+        b0, b1, b2, b3 = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
         for i in range(count):
             if i % 2 == 0:
-                a0 = ptx.fused_multiply_add(s[2 * i], q[i], a0)
-                a1 = ptx.fused_multiply_add(s[2 * i + 1], q[i], a1)
+                a0 = ptx.fused_multiply_add(s[4 * i], q[i], a0)
+                a1 = ptx.fused_multiply_add(s[4 * i + 1], q[i], a1)
+                a2 = ptx.fused_multiply_add(s[4 * i + 2], q[i], a2)
+                a3 = ptx.fused_multiply_add(s[4 * i + 3], q[i], a3)
             else:
-                b0 = ptx.fused_multiply_add(s[2 * i], q[i], b0)
-                b1 = ptx.fused_multiply_add(s[2 * i + 1], q[i], b1)
-        return ptx.add_f32(a0, b0), ptx.add_f32(a1, b1)
+                b0 = ptx.fused_multiply_add(s[4 * i], q[i], b0)
+                b1 = ptx.fused_multiply_add(s[4 * i + 1], q[i], b1)
+                b2 = ptx.fused_multiply_add(s[4 * i + 2], q[i], b2)
+                b3 = ptx.fused_multiply_add(s[4 * i + 3], q[i], b3)
+        return over_parts(
+            ptx.add_f32(a0, b0), ptx.add_f32(a1, b1), ptx.add_f32(a2, b2), ptx.add_f32(a3, b3)
+        )
 
     @device_function
-    def read(s: Any, q: Any) -> Any:
-        a, b = parts_of(s, q)
-        return over_parts(a, b)
-
-    @device_function
-    def read_twice(s: Any, k: Any, q: Any) -> Any:
-        a, b = parts_of(s, k)
-        c, d = parts_of(s, q)
-        return over_parts_twice(a, b, c, d)
-
-    @device_function
-    def apply(s: Any, k: Any, r0: Any, r1: Any, v0: Any, v1: Any, decay: Any, beta: Any) -> None:
+    def apply(s: Any, k: Any, r: Any, v: Any, decay: Any, beta: Any) -> None:
+        r0, r1, r2, r3 = r
+        v0, v1, v2, v3 = v
         u0 = ptx.multiply_f32(beta, ptx.fused_multiply_add(-decay, r0, v0))
         u1 = ptx.multiply_f32(beta, ptx.fused_multiply_add(-decay, r1, v1))
+        u2 = ptx.multiply_f32(beta, ptx.fused_multiply_add(-decay, r2, v2))
+        u3 = ptx.multiply_f32(beta, ptx.fused_multiply_add(-decay, r3, v3))
         for i in range(count):
-            s[2 * i] = ptx.fused_multiply_add(k[i], u0, ptx.multiply_f32(s[2 * i], decay))
-            s[2 * i + 1] = ptx.fused_multiply_add(k[i], u1, ptx.multiply_f32(s[2 * i + 1], decay))
+            j = 4 * i
+            s[j] = ptx.fused_multiply_add(k[i], u0, ptx.multiply_f32(s[j], decay))
+            s[j + 1] = ptx.fused_multiply_add(k[i], u1, ptx.multiply_f32(s[j + 1], decay))
+            s[j + 2] = ptx.fused_multiply_add(k[i], u2, ptx.multiply_f32(s[j + 2], decay))
+            s[j + 3] = ptx.fused_multiply_add(k[i], u3, ptx.multiply_f32(s[j + 3], decay))
 
-    return apply, read, read_twice
+    return read, apply
 
 
 def make_transfer(heads: DeltaHeads) -> Any:
@@ -144,25 +141,25 @@ def make_transfer(heads: DeltaHeads) -> Any:
     @device_function
     def load(address: Any, part: Any, s: Any) -> None:
         for i in range(count):
-            row = row_of(part, i)
-            s[2 * i], s[2 * i + 1] = ptx.load_f32x2(address + uint64(row) * uint64(row_bytes))
+            at = address + uint64(row_of(part, i)) * uint64(row_bytes)
+            s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3] = ptx.load_f32x4(at)
 
     @device_function
     def store(address: Any, part: Any, s: Any) -> None:
         for i in range(count):
-            row = row_of(part, i)
-            ptx.store_f32x2(address + uint64(row) * uint64(row_bytes), s[2 * i], s[2 * i + 1])
+            at = address + uint64(row_of(part, i)) * uint64(row_bytes)
+            ptx.store_f32x4(at, s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3])
 
     return load, store
 
 
 def make_fold(heads: DeltaHeads) -> Any:
-    """Functions ``load_record`` of one record, and ``fold`` of the records from ``first`` on."""
+    """Function that folds the records before ``folded`` into a state."""
     key_dim, value_dim, sharing = heads.key_dim, heads.value_dim, heads.sharing
     num_key_heads, num_value_heads = heads.num_key_heads, heads.num_value_heads
     count = key_dim // 8
     _, _, load_global = make_rows(key_dim)
-    apply, read, _ = make_step(key_dim)
+    read, apply = make_step(key_dim)
 
     @device_function
     def load_record(
@@ -176,13 +173,13 @@ def make_fold(heads: DeltaHeads) -> Any:
         part: Any,
         k: Any,
     ) -> Any:
-        """Fill ``k`` and return the two values, g and beta of a record."""
+        """Fill ``k`` and return the four values, g and beta of a record."""
         at = uint64(row) * uint64(num_key_heads) + uint64(head // sharing)
         load_global(record_k + at * uint64(4 * key_dim), part, k)
         at = uint64(row) * uint64(num_value_heads) + uint64(head)
-        v0, v1 = ptx.load_f32x2(record_v + (at * uint64(value_dim) + uint64(column)) * uint64(4))
+        v = ptx.load_f32x4(record_v + (at * uint64(value_dim) + uint64(column)) * uint64(4))
         g = ptx.load_f32(record_g + at * uint64(4))
-        return v0, v1, g, ptx.load_f32(record_beta + at * uint64(4))
+        return v, g, ptx.load_f32(record_beta + at * uint64(4))
 
     @device_function
     def fold(
@@ -191,7 +188,6 @@ def make_fold(heads: DeltaHeads) -> Any:
         record_g: int,
         record_beta: int,
         first_record: Any,
-        first: Any,
         folded: Any,
         head: Any,
         column: Any,
@@ -199,12 +195,11 @@ def make_fold(heads: DeltaHeads) -> Any:
         s: Any,
     ) -> None:
         k = cuda.local.array(count, float32)
-        for c in range(first, folded):
+        for c in range(folded):
             row = uint64(first_record) + uint64(c)
-            v0, v1, g, beta = load_record(
+            v, g, beta = load_record(
                 record_k, record_v, record_g, record_beta, row, head, column, part, k
             )
-            r0, r1 = read(s, k)
-            apply(s, k, r0, r1, v0, v1, float32(math.exp(g)), beta)
+            apply(s, k, read(s, k), v, float32(math.exp(g)), beta)
 
-    return load_record, fold
+    return fold

@@ -1,9 +1,11 @@
 """Gated DeltaNet on CUDA: launchers of decode and prefill.
 
-Decode is two kernels: state (`delta_decode`, with its own convolution) and the end of the round
-(`delta_output`). Prefill goes over its columns in pieces that fit the stream's scratch memory, with
-three kernels each: columns, state, gated norm. Where pieces end changes no bit, because the state
-advances column by column in every case; so a prefill equals any mix of rounds and chunks.
+Decode is one kernel (`delta_round`), and a gated norm where heads are small. Prefill goes over its
+columns in pieces that fit the stream's scratch memory, with three kernels each. Large heads take
+chunks of 64 columns: operands (`delta_chunks`), state (`delta_scan`), gated norm; chunks and pieces
+end at multiples of 64 from the first column of the call, so that its numbers depend on that column
+and on nothing else. What has been recorded is folded first, by decode's arithmetic. Other heads
+advance column by column, by decode's arithmetic too: columns, state (`delta_prefill`), gated norm.
 """
 
 from collections.abc import Sequence
@@ -12,11 +14,14 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
+from ninfer.kernels.cuda.delta_blocks import CHUNK_FACTORS, CHUNK_ROWS, POSITIONS, WIDTH
+from ninfer.kernels.cuda.delta_chunks import MAX_SHARING, make_chunk_operands
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
-from ninfer.kernels.cuda.delta_decode import make_decode_state
-from ninfer.kernels.cuda.delta_output import THREADS, make_gated_norm, make_round_end
+from ninfer.kernels.cuda.delta_output import THREADS, make_gated_norm
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
-from ninfer.kernels.cuda.delta_step import COLUMNS, num_slices
+from ninfer.kernels.cuda.delta_round import is_direct, make_decode
+from ninfer.kernels.cuda.delta_scan import make_scan
+from ninfer.kernels.cuda.delta_step import COLUMNS, PARTS, num_slices
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import MixerDims, MixerState, MixerWeights
@@ -24,6 +29,7 @@ from ninfer.tensor import DType, LinearInput, Tensor
 
 _MAX_VALUE_DIM: Final = 256  # the chunks of a head are lanes of one warp
 _ALIGNMENT: Final = 256
+_MULTIPROCESSORS: Final = 132  # of an H200; any number is right
 
 
 def decode(
@@ -41,56 +47,44 @@ def decode(
     """Fold accepted columns, compute one column of each row and record it.
 
     Raises:
-        ShapeError: the heads cannot be split over warps, or the rows need more scratch memory.
+        ShapeError: the heads cannot be split over warps, or there are too many rows.
     """
     heads = delta_heads(dims)
-    num_rows, num_records = slots.shape[0], state.record_x.shape[1]
-    sizes = (heads.key_width, heads.value_width, 2 * heads.num_value_heads, heads.value_width)
-    keys, values, gates, outputs = _scratch(stream, [4 * num_rows * size for size in sizes])
+    num_rows = slots.shape[0]
+    if num_rows * heads.num_key_heads > stream.counters.shape[0]:
+        raise ShapeError(f"counters: {num_rows} rows of {heads.num_key_heads} key heads")
+    (outputs,) = _scratch(stream, [4 * num_rows * heads.value_width])
+    base, sums, padded = block_parts(out)
     rings = (state.record_x, state.record_k, state.record_v, state.record_g, state.record_beta)
-    records = tuple(plane.address for plane in rings)
     stream.launch(
-        make_decode_state(heads, ab.dtype is DType.F32),
-        (num_slices(heads), heads.num_value_heads, num_rows),
+        make_decode(heads, ab.dtype is DType.F32),
+        (heads.num_value_heads, num_rows, 1),
         (
             projected.address,
             ab.address,
             weights.convolution.address,
             weights.a_log.address,
             weights.dt_bias.address,
+            weights.norm.address,
             state.matrices.address,
             state.window.address,
-            *records,
+            *(plane.address for plane in rings),
             slots.address,
             fold.address,
-            keys,
-            values,
-            gates,
             outputs,
-            num_records,
-        ),
-    )
-    base, sums, padded = block_parts(out)
-    stream.launch(
-        make_round_end(heads),
-        (num_rows, blocks_for(max(heads.channels, padded // CHUNK), THREADS), 1),
-        (
-            outputs,
-            weights.norm.address,
-            projected.address,
             base,
             sums,
-            state.window.address,
-            *records,
-            slots.address,
-            fold.address,
-            keys,
-            values,
-            gates,
-            num_records,
+            stream.counters.address,
+            state.record_x.shape[1],
             eps,
         ),
     )
+    if not is_direct(heads):
+        stream.launch(
+            make_gated_norm(heads),
+            (num_rows, blocks_for(padded // CHUNK, THREADS), 1),
+            (outputs, weights.norm.address, projected.address, base, sums, 0, eps),
+        )
 
 
 def prefill(
@@ -112,26 +106,18 @@ def prefill(
     """
     heads = delta_heads(dims)
     num_columns = projected.shape[0]
-    sizes = (
-        heads.key_width,
-        heads.key_width,
-        heads.value_width,
-        2 * heads.num_value_heads,
-        heads.value_width,
-    )
-    piece = max(1, (stream.scratch.nbytes - len(sizes) * _ALIGNMENT) // (4 * sum(sizes)))
-    first = 0
-    while first == 0 or first < num_columns:
+    by_chunks = is_chunked(heads) and stream.shared_bytes >= _scan(heads).dynamic_shared_bytes
+    advance = _advance_chunks if by_chunks else _advance
+    piece = _piece(stream, heads, by_chunks=by_chunks)
+    base, sums, padded = block_parts(out)
+    for first in range(0, max(num_columns, 1), piece):
         count = min(piece, num_columns - first)
-        parts = _scratch(stream, [4 * count * size for size in sizes])
-        _advance(stream, heads, projected, ab, weights, state, slot, fold, first, count, parts)
-        base, sums, padded = block_parts(out)
+        outputs = advance(stream, heads, projected, ab, weights, state, slot, fold, first, count)
         stream.launch(
             make_gated_norm(heads),
             (count, blocks_for(padded // CHUNK, THREADS), 1),
-            (parts[4], weights.norm.address, projected.address, base, sums, first, eps),
+            (outputs, weights.norm.address, projected.address, base, sums, first, eps),
         )
-        first += piece
     stream.launch(
         make_window(heads),
         (blocks_for(heads.channels, 128), 1, 1),
@@ -157,13 +143,14 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
 
 def kernels_of(heads: DeltaHeads) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
+    chunked = (make_chunk_operands(heads, True), _scan(heads)) if is_chunked(heads) else ()
     return (
+        *chunked,
         make_columns(heads, True),
         make_window(heads),
-        make_decode_state(heads, True),
+        make_decode(heads, True),
         make_prefill_state(heads),
         make_gated_norm(heads),
-        make_round_end(heads),
     )
 
 
@@ -176,9 +163,90 @@ def delta_heads(dims: MixerDims) -> DeltaHeads:
     heads = DeltaHeads(dims.num_key_heads, dims.num_value_heads, dims.key_dim, dims.value_dim)
     size = heads.value_dim
     is_split = size % COLUMNS == 0 and size & (size - 1) == 0 and size <= _MAX_VALUE_DIM
-    if not is_split or heads.key_dim % COLUMNS or heads.sharing > 32:
+    if not is_split or heads.key_dim % PARTS or heads.sharing > 32:
         raise ShapeError(f"CUDA kernels do not split heads of {heads.key_dim} x {size}")
     return heads
+
+
+def is_chunked(heads: DeltaHeads) -> bool:
+    """Whether a prefill of these heads goes by chunks, where a block has enough shared memory."""
+    return heads.key_dim == heads.value_dim == WIDTH and heads.sharing <= MAX_SHARING
+
+
+def _scan_columns(heads: DeltaHeads) -> int:
+    """Columns of a state that a block owns: narrow ones where they find a multiprocessor each."""
+    return 32 if heads.num_value_heads * (WIDTH // 32) <= _MULTIPROCESSORS else 64
+
+
+def _scan(heads: DeltaHeads) -> Kernel:
+    """Kernel that advances a state over chunks."""
+    return make_scan(heads, _scan_columns(heads))
+
+
+def _column_sizes(heads: DeltaHeads) -> tuple[int, ...]:
+    """Scratch floats of a column: queries, keys, values, gates, outputs."""
+    key_width, value_width = heads.key_width, heads.value_width
+    return key_width, key_width, value_width, 2 * heads.num_value_heads, value_width
+
+
+def _chunk_sizes(heads: DeltaHeads) -> tuple[int, ...]:
+    """Scratch bytes of a chunk: rows, factors, values that become outputs."""
+    rows, factors = heads.num_key_heads * CHUNK_ROWS, heads.num_value_heads * CHUNK_FACTORS
+    return rows, factors, 4 * POSITIONS * heads.value_width
+
+
+def _piece(stream: CudaStream, heads: DeltaHeads, *, by_chunks: bool) -> int:
+    """Columns whose intermediate results fit the stream's scratch memory."""
+    sizes = _chunk_sizes(heads) if by_chunks else [4 * size for size in _column_sizes(heads)]
+    fitting = (stream.scratch.nbytes - len(sizes) * _ALIGNMENT) // sum(sizes)
+    return max(1, fitting) * (POSITIONS if by_chunks else 1)
+
+
+def _advance_chunks(
+    stream: CudaStream,
+    heads: DeltaHeads,
+    projected: Tensor,
+    ab: Tensor,
+    weights: MixerWeights,
+    state: MixerState,
+    slot: Tensor,
+    fold: Tensor,
+    first: int,
+    count: int,
+) -> int:
+    """Launch columns ``[first, first + count)`` by chunks; returns the address of the outputs."""
+    chunks = blocks_for(count, POSITIONS)
+    rows, factors, values = _scratch(stream, [chunks * size for size in _chunk_sizes(heads)])
+    if first == 0:
+        _advance_state(stream, heads, state, slot, fold, (rows, rows, rows, rows, values), 0, 1)
+    stream.launch(
+        make_chunk_operands(heads, ab.dtype is DType.F32),
+        (chunks, heads.num_key_heads, 1),
+        (
+            projected.address,
+            ab.address,
+            weights.convolution.address,
+            weights.a_log.address,
+            weights.dt_bias.address,
+            state.window.address,
+            state.record_x.address,
+            slot.address,
+            fold.address,
+            rows,
+            factors,
+            values,
+            first,
+            projected.shape[0],
+            state.record_x.shape[1],
+        ),
+    )
+    if chunks:
+        stream.launch(
+            _scan(heads),
+            (heads.num_value_heads, WIDTH // _scan_columns(heads), 1),
+            (rows, factors, values, state.matrices.address, slot.address, chunks),
+        )
+    return values
 
 
 def _advance(
@@ -192,9 +260,9 @@ def _advance(
     fold: Tensor,
     first: int,
     count: int,
-    parts: Sequence[int],
-) -> None:
-    """Launch columns ``[first, first + count)`` up to the output of the recurrence."""
+) -> int:
+    """Launch columns ``[first, first + count)`` one by one; returns the address of the outputs."""
+    parts = _scratch(stream, [4 * count * size for size in _column_sizes(heads)])
     queries, keys, values, gates, outputs = parts
     num_records = state.record_x.shape[1]
     stream.launch(
@@ -218,14 +286,27 @@ def _advance(
             num_records,
         ),
     )
+    _advance_state(stream, heads, state, slot, fold, parts, count, int(first == 0))
+    return outputs
+
+
+def _advance_state(
+    stream: CudaStream,
+    heads: DeltaHeads,
+    state: MixerState,
+    slot: Tensor,
+    fold: Tensor,
+    parts: Sequence[int],
+    count: int,
+    folds: int,
+) -> None:
+    """Launch the recurrence over ``count`` columns, and over the records before if ``folds``."""
+    *inputs, outputs = parts
     stream.launch(
         make_prefill_state(heads),
         (heads.num_value_heads, num_slices(heads), 1),
         (
-            queries,
-            keys,
-            values,
-            gates,
+            *inputs,
             state.matrices.address,
             state.record_k.address,
             state.record_v.address,
@@ -235,8 +316,8 @@ def _advance(
             fold.address,
             outputs,
             count,
-            num_records,
-            int(first == 0),
+            state.record_x.shape[1],
+            folds,
         ),
     )
 
