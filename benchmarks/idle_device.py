@@ -28,6 +28,7 @@ from ninfer.tensor import DType, Shape, Tensor
 SCRATCH_BYTES: Final = 1 << 30
 COUNTERS: Final = 1 << 14
 NUM_MULTIPROCESSORS: Final = 132
+SHARED_BYTES: Final = 227 << 10
 FREE_BYTES: Final = 139 << 30
 PROMPTS: Final = (3000, 40)
 ROUNDS: Final = 400
@@ -82,6 +83,7 @@ class IdleStream:
 
     has_warpgroups = True
     num_multiprocessors = NUM_MULTIPROCESSORS
+    shared_bytes = SHARED_BYTES
 
     def __init__(self, kernels: dict[str, Kernel]) -> None:
         self.kernels = kernels
