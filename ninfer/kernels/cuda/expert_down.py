@@ -4,8 +4,9 @@
 
 One block computes 16 features of one token: warp s takes slot s (and s + 8, ..) over all of K, and
 the block adds the slots in order, so nothing is summed across blocks. Rows of the experts are asked
-for before the predecessor has ended, as choices are known early (`expert_rank`). A column is read
-in its chunks, and the sums of its groups are made here, by the tree of `fragments`.
+for before the predecessor, `expert_gate`, has ended: that kernel lets this one start when all that
+came before it is complete, choices among it. A column is read in its chunks, and the sums of its
+groups are made here, by the tree of `fragments`.
 
 A token's experts are read for each token; tokens of one block row run together, so that an expert
 which several chose comes from memory once. Everything is f32; the residual is rounded once.

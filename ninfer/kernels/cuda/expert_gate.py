@@ -8,8 +8,8 @@ once and lie in shared memory until the block ends: 34 KB in Q4, four blocks on 
 so that memory is kept busy without a ring; more tokens multiply the same rows again from there.
 Warp p takes the k tiles p, p + 8, ..; parts are added in order 0..7. The order depends on K alone.
 
-Who chose an expert the block finds out itself (up to eight tokens) or reads in a plan. Both are
-known early (`expert_rank`), so that rows are asked for before the predecessor has ended.
+Who chose an expert the block finds out itself (up to eight tokens) or reads in a plan. The
+successor may start once every block has waited for what came before this kernel, choices too.
 
 Traffic: gate and up rows of each chosen expert once, 2 bytes a choice and feature of results.
 """
@@ -93,7 +93,7 @@ def make_gate(format: TensorFormat, k_tiles: int, steps: int, is_listed: bool) -
     ) -> None:
         memory = cuda.shared.array(0, uint64)
         kept = cuda.shared.array(_KEPT, int32)  # registers are short while products are made
-        ptx.release_successor()
+        ptx.wait_for_predecessor()
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         expert, count, found = first(experts, plan, num_tokens, chosen, lane)
         if expert >= int32(0):
@@ -105,7 +105,7 @@ def make_gate(format: TensorFormat, k_tiles: int, steps: int, is_listed: bool) -
             if warp == int32(0):
                 kept[lane], kept[WARP] = found, count
             choice = choice_of(found, order, int32(0), count, lane)
-            ptx.wait_for_predecessor()
+            ptx.release_successor()
             ask_columns(columns, base, sums, choice, chosen, warp, lane)
             total = cuda.local.array(8, float32)
             done, left = int32(0), int32(1)

@@ -5,11 +5,6 @@
 The sum over all experts leaves a renormalised weight again, so it is not taken: keys are the bits
 of exp(logit - largest), which order like the numbers, and a round of the ranking is two reductions
 of integers. A logit that is no number ranks as the largest.
-
-The ranking lets its successor start only when its results are written. So every kernel behind it on
-the stream, when it starts, finds the choices complete, also before it has waited for its own
-predecessor: `expert_gate` and `expert_down` ask for the experts' rows that early. They read them
-past the first-level cache.
 """
 
 import math
@@ -40,6 +35,7 @@ def make_rank(num_experts: int) -> Kernel:
     load_keys, take_best = _make_load_keys(num_experts), _make_take_best(per_lane)
 
     def rank(router: int, experts: int, weights: int, shared_gate: int, chosen: int) -> None:
+        ptx.release_successor()
         ptx.wait_for_predecessor()
         lane = int32(cuda.threadIdx.x)
         token = uint64(cuda.blockIdx.x)
@@ -62,9 +58,6 @@ def make_rank(num_experts: int) -> Kernel:
         if lane == int32(0):
             value = float32(1.0) / (float32(1.0) + float32(math.exp(-gate)))
             ptx.store_f32(shared_gate + token * uint64(4), value)
-        ptx.fence_gpu()
-        cuda.syncwarp()
-        ptx.release_successor()
 
     params = (Param.ADDRESS,) * 4 + (Param.I32,)
     return Kernel(f"moe_rank_{num_experts}", rank, params, threads=WARP, max_registers=64)
