@@ -98,7 +98,7 @@ def history_address(
 
 
 @device_function
-def convolved_pair(
+def history_rows(
     projected: int,
     window: int,
     records: int,
@@ -106,26 +106,42 @@ def convolved_pair(
     row_bytes: Any,
     channel_bytes: Any,
     column: Any,
-    taps: int,
-    channel: Any,
 ) -> Any:
+    """Addresses of the four inputs of a column's convolution, oldest first."""
+    last = int32(column)
+    return (
+        history_address(
+            projected, window, records, folded, row_bytes, channel_bytes, last - int32(3)
+        ),
+        history_address(
+            projected, window, records, folded, row_bytes, channel_bytes, last - int32(2)
+        ),
+        history_address(
+            projected, window, records, folded, row_bytes, channel_bytes, last - int32(1)
+        ),
+        history_address(projected, window, records, folded, row_bytes, channel_bytes, last),
+    )
+
+
+@device_function
+def convolved_pair(rows: Any, taps: int, channel_bytes: Any, channel: Any) -> Any:
     """Convolve and activate channels ``channel`` (even) and ``channel + 1`` of a column."""
-    first, second = float32(0.0), float32(0.0)
+    r0, r1, r2, r3 = rows
     offset = uint64(channel) * uint64(2)
-    for tap in range(4):
-        row = history_address(
-            projected,
-            window,
-            records,
-            folded,
-            row_bytes,
-            channel_bytes,
-            int32(column) + int32(tap) - int32(3),
-        )
-        x = ptx.load_u32(row + offset)
-        w = ptx.load_u32(taps + uint64(tap) * uint64(channel_bytes) + offset)
-        first = ptx.fused_multiply_add(lower_bf16(w), lower_bf16(x), first)
-        second = ptx.fused_multiply_add(upper_bf16(w), upper_bf16(x), second)
+    tap = taps + offset
+    step = uint64(channel_bytes)
+    x0, x1 = ptx.load_u32(r0 + offset), ptx.load_u32(r1 + offset)
+    x2, x3 = ptx.load_u32(r2 + offset), ptx.load_u32(r3 + offset)
+    w0, w1 = ptx.load_u32(tap), ptx.load_u32(tap + step)
+    w2, w3 = ptx.load_u32(tap + step * uint64(2)), ptx.load_u32(tap + step * uint64(3))
+    first = ptx.fused_multiply_add(lower_bf16(w0), lower_bf16(x0), float32(0.0))
+    second = ptx.fused_multiply_add(upper_bf16(w0), upper_bf16(x0), float32(0.0))
+    first = ptx.fused_multiply_add(lower_bf16(w1), lower_bf16(x1), first)
+    second = ptx.fused_multiply_add(upper_bf16(w1), upper_bf16(x1), second)
+    first = ptx.fused_multiply_add(lower_bf16(w2), lower_bf16(x2), first)
+    second = ptx.fused_multiply_add(upper_bf16(w2), upper_bf16(x2), second)
+    first = ptx.fused_multiply_add(lower_bf16(w3), lower_bf16(x3), first)
+    second = ptx.fused_multiply_add(upper_bf16(w3), upper_bf16(x3), second)
     return (
         ptx.multiply_f32(first, sigmoid(first)),
         ptx.multiply_f32(second, sigmoid(second)),
@@ -160,20 +176,16 @@ def log_decay(a: Any, a_log: Any, dt_bias: Any) -> Any:
 def make_unit_head(key_dim: int) -> Any:
     """Function that makes a query or key head of a column in the calling warp.
 
-    It returns nothing and hands each pair to ``store(target, index, first, second)``.
+    A lane's pairs of channels are 64 apart; ``values`` takes them.
     """
     pairs = -(-key_dim // (2 * WARP))
+    is_whole = key_dim % (2 * WARP) == 0
 
     @device_function
     def unit_head(
-        projected: int,
-        window: int,
-        records: int,
-        folded: Any,
-        row_bytes: Any,
-        channel_bytes: Any,
-        column: Any,
+        rows: Any,
         taps: int,
+        channel_bytes: Any,
         first_channel: Any,
         length: float,
         lane: Any,
@@ -183,17 +195,9 @@ def make_unit_head(key_dim: int) -> Any:
         for i in range(pairs):
             at = int32(i * 64) + int32(lane) * int32(2)
             values[2 * i], values[2 * i + 1] = float32(0.0), float32(0.0)
-            if at < key_dim:
+            if is_whole or at < key_dim:
                 values[2 * i], values[2 * i + 1] = convolved_pair(
-                    projected,
-                    window,
-                    records,
-                    folded,
-                    row_bytes,
-                    channel_bytes,
-                    column,
-                    taps,
-                    int32(first_channel) + at,
+                    rows, taps, channel_bytes, int32(first_channel) + at
                 )
             squares = ptx.fused_multiply_add(values[2 * i], values[2 * i], squares)
             squares = ptx.fused_multiply_add(values[2 * i + 1], values[2 * i + 1], squares)
@@ -253,26 +257,14 @@ def make_columns(  # noqa: PLR0915 - three kinds of tasks of one column
         folded = ptx.load_i32(folds)
         window = windows + uint64(slot) * uint64(3 * channel_bytes)
         records = record_x + uint64(slot) * uint64(num_records) * uint64(channel_bytes)
+        rows = history_rows(projected, window, records, folded, row_bytes, channel_bytes, column)
         values = cuda.local.array(size, float32)
         task = cuda.threadIdx.x >> 5
         while task < 3 + value_tasks:
             if task < 2:
                 length = float32(query_length) if task == 0 else float32(1.0)
                 first = task * key_width + key_head * key_dim
-                unit_head(
-                    projected,
-                    window,
-                    records,
-                    folded,
-                    row_bytes,
-                    channel_bytes,
-                    column,
-                    taps,
-                    first,
-                    length,
-                    lane,
-                    values,
-                )
+                unit_head(rows, taps, channel_bytes, first, length, lane, values)
                 target = queries if task == 0 else keys
                 base = int32(place) * int32(key_width) + int32(key_head) * int32(key_dim)
                 for i in range(pairs):
@@ -285,15 +277,7 @@ def make_columns(  # noqa: PLR0915 - three kinds of tasks of one column
                 if at < shared_values:
                     inside = int32(key_head) * int32(shared_values) + int32(at)
                     first_value, second_value = convolved_pair(
-                        projected,
-                        window,
-                        records,
-                        folded,
-                        row_bytes,
-                        channel_bytes,
-                        column,
-                        taps,
-                        int32(2 * key_width) + inside,
+                        rows, taps, channel_bytes, int32(2 * key_width) + inside
                     )
                     address = values_out + uint64(
                         int32(place) * int32(value_width) + inside

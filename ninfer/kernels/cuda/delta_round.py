@@ -23,6 +23,7 @@ from ninfer.kernels.cuda.delta_columns import (
     DeltaHeads,
     convolved_pair,
     gate_input,
+    history_rows,
     log_decay,
     make_unit_head,
     move_window,
@@ -53,7 +54,6 @@ def make_make_inputs(heads: DeltaHeads, is_wide: bool) -> Any:
     key_dim, value_dim, sharing = heads.key_dim, heads.value_dim, heads.sharing
     key_width, num_value_heads = heads.key_width, heads.num_value_heads
     channel_bytes = 2 * heads.channels
-    row_bytes = channel_bytes + 2 * heads.value_width
     pairs = -(-key_dim // (2 * WARP))
     head_size = 2 * pairs
     query_length = key_dim**-0.5
@@ -64,14 +64,12 @@ def make_make_inputs(heads: DeltaHeads, is_wide: bool) -> Any:
     def make_inputs(
         task: Any,
         projected: Any,
+        rows: Any,
         ab: Any,
         taps: Any,
         a_log: Any,
         dt_bias: Any,
         norm: Any,
-        window: Any,
-        records: Any,
-        folded: Any,
         row: Any,
         head: Any,
         lane: Any,
@@ -84,20 +82,8 @@ def make_make_inputs(heads: DeltaHeads, is_wide: bool) -> Any:
         if task < 2:
             values = cuda.local.array(head_size, float32)
             length = float32(query_length) if task == 0 else float32(1.0)
-            unit_head(
-                projected,
-                window,
-                records,
-                folded,
-                row_bytes,
-                channel_bytes,
-                0,
-                taps,
-                task * key_width + (head // sharing) * key_dim,
-                length,
-                lane,
-                values,
-            )
+            first = task * key_width + (head // sharing) * key_dim
+            unit_head(rows, taps, channel_bytes, first, length, lane, values)
             for i in range(pairs):
                 at = i * 64 + lane * 2
                 if at < key_dim:
@@ -116,17 +102,8 @@ def make_make_inputs(heads: DeltaHeads, is_wide: bool) -> Any:
         elif task < 3 + value_tasks:
             at = (task - 3) * 64 + lane * 2
             if at < value_dim:
-                first, second = convolved_pair(
-                    projected,
-                    window,
-                    records,
-                    folded,
-                    row_bytes,
-                    channel_bytes,
-                    0,
-                    taps,
-                    2 * key_width + head * value_dim + at,
-                )
+                channel = 2 * key_width + head * value_dim + at
+                first, second = convolved_pair(rows, taps, channel_bytes, channel)
                 value[at], value[at + 1] = first, second
         else:
             at = (task - 3 - value_tasks) * 64 + lane * 2
@@ -335,6 +312,7 @@ def make_decode(  # noqa: PLR0915 - one pass, whose state is a lane's registers
         line = projected + uint64(row) * uint64(row_bytes)
         window = windows + uint64(slot) * uint64(3 * channel_bytes)
         records = record_x + first_record * uint64(channel_bytes)
+        rows = history_rows(line, window, records, folded, row_bytes, channel_bytes, 0)
         is_late = head + num_value_heads * row >= early_blocks
         for step in range(2):
             if (step == 0) == is_late:
@@ -344,14 +322,12 @@ def make_decode(  # noqa: PLR0915 - one pass, whose state is a lane's registers
                     make_inputs(
                         task,
                         line,
+                        rows,
                         ab,
                         taps,
                         a_log,
                         dt_bias,
                         norm,
-                        window,
-                        records,
-                        folded,
                         row,
                         head,
                         lane,
