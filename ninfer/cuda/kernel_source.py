@@ -43,7 +43,6 @@ class Kernel:
         max_registers: declared budget of each thread.
         dynamic_shared_bytes: what every launch asks for.
         min_blocks: blocks that must fit on a multiprocessor; 0 leaves it to the compiler.
-        cluster: neighbouring blocks that run together and see each other's shared memory.
         is_warpgroup: uses instructions of `warpgroup`, which only sm_90 has.
     """
 
@@ -54,7 +53,6 @@ class Kernel:
     max_registers: int
     dynamic_shared_bytes: int = 0
     min_blocks: int = 0
-    cluster: int = 1
     is_warpgroup: bool = False
 
 
@@ -64,7 +62,7 @@ def source_digest(kernel: Kernel) -> str:
     attributes = (kernel.name, kernel.params, kernel.threads, kernel.min_blocks)
     digest.update(repr(attributes).encode())
     if kernel.is_warpgroup:
-        digest.update(f"warpgroup {kernel.cluster} {kernel.max_registers}".encode())
+        digest.update(f"warpgroup 1 {kernel.max_registers}".encode())
     for line in _describe(kernel.function, set()):
         digest.update(line.encode())
         digest.update(b"\0")

@@ -52,7 +52,6 @@ _ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
 _ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
 _SERIALISED: Final = "wgmma.mma_async instructions are serialized"
 _MIN_BLOCKS: Final = re.compile(rb"\.minnctapersm \d+")
-_THREADS: Final = re.compile(rb"\.maxntid [^\n]+")
 _PROGRAMMATIC: Final = re.compile(rb"griddepcontrol\.\w+;")
 
 
@@ -236,8 +235,6 @@ def _ptx(kernel: Kernel, cc: tuple[int, int]) -> bytes:
     if kernel.is_warpgroup:
         # The assembler would give whole warpgroups registers, also where a block has fewer warps.
         ptx = _MIN_BLOCKS.sub(b".maxnreg %d" % kernel.max_registers, ptx)
-    if kernel.cluster > 1:
-        ptx = _THREADS.sub(rb"\g<0>\n.reqnctapercluster %d, 1, 1" % kernel.cluster, ptx)
     return ptx
 
 

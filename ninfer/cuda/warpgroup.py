@@ -49,13 +49,6 @@ arrive = define("mbarrier.arrive.shared::cta.b64 _, [$0];", [], [_U32], is_order
 arrive_when_copied = define(  # once every asynchronous copy of this thread so far has ended
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", [], [_U32], is_ordered=True
 )
-arrive_at = define(  # at the barrier of the same place in another block of the cluster
-    "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }",
-    [],
-    [_U32, _U32],
-    is_ordered=True,
-)
 wait_phase = define(  # until the phase of this parity has ended
     "{ .reg .pred p; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
     "@!p bra WAIT_${:uid}; }",
@@ -63,16 +56,6 @@ wait_phase = define(  # until the phase of this parity has ended
     [_U32, _U32],
     is_ordered=True,
 )
-wait_phase_of_cluster = define(  # the same where blocks of the cluster arrive
-    "{ .reg .pred p; WAIT_${:uid}: "
-    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$0], $1; "
-    "@!p bra WAIT_${:uid}; }",
-    [],
-    [_U32, _U32],
-    is_ordered=True,
-)
-arrive_in_cluster = define("barrier.cluster.arrive.release.aligned;", [], [], is_ordered=True)
-wait_for_cluster = define("barrier.cluster.wait.acquire.aligned;", [], [], is_ordered=True)
 
 # The same for the lanes whose first operand is not 0.
 init_barrier_if = define(
@@ -102,19 +85,11 @@ copy_bulk_if = define(
     is_ordered=True,
 )
 
-# Bulk copies: to, from, bytes, barrier; to all blocks of a cluster that the last operand names.
+# Bulk copies: to, from, bytes, barrier.
 copy_bulk = define(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     [],
     [_U32, _U64, _U32, _U32],
-    is_ordered=True,
-)
-copy_bulk_to_cluster = define(
-    "{ .reg .b16 m; cvt.u16.u32 m, $4; "
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-    "[$0], [$1], $2, [$3], m; }",
-    [],
-    [_U32, _U64, _U32, _U32, _U32],
     is_ordered=True,
 )
 

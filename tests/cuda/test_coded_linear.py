@@ -15,9 +15,9 @@ from ninfer.kernels.cuda.coded_linear import (
     shape_for,
     small_tiles,
 )
+from ninfer.kernels.cuda.coded_output import Ending
+from ninfer.kernels.cuda.column_image import image_bytes
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.wide_layout import image_bytes
-from ninfer.kernels.cuda.wide_output import Ending
 from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
 
 Q4 = TensorFormat.Q4
@@ -41,7 +41,8 @@ def test_too_little_scratch_memory_is_refused() -> None:
 def test_tiles_that_end_first_are_chosen() -> None:
     assert shape_for(Q4, 34816 // 16, 4096, Ending.BF16, 132) == large_tiles(Q4)
     assert shape_for(Q4, 6, 4096, Ending.BF16, 132) == small_tiles(Q4)
-    assert shape_for(Q4, 5120 // 16, 1024, Ending.BF16, 132) == small_tiles(Q4)
+    assert shape_for(Q4, 5120 // 16, 1024, Ending.BF16, 132) == large_tiles(Q4)
+    assert shape_for(Q4, 1024 // 16, 512, Ending.BF16, 132) == small_tiles(Q4)
     assert shape_for(Q4, 34816 // 16, 4096, Ending.ANY, 132) == small_tiles(Q4)
 
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.kernels.cuda import (
+    coded_columns,
     coded_output,
     coded_product,
     coded_weights,
@@ -17,11 +18,12 @@ from ninfer.kernels.cuda import (
     weight_pairs,
     weight_tiles,
 )
-from ninfer.kernels.cuda.coded_product import Coded, make_coded_product
+from ninfer.kernels.cuda.coded_output import Ending
+from ninfer.kernels.cuda.coded_product import make_coded_product
+from ninfer.kernels.cuda.coded_shape import Coded
+from ninfer.kernels.cuda.column_image import image_of
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
-from ninfer.kernels.cuda.wide_layout import image_of
-from ninfer.kernels.cuda.wide_output import Ending
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
@@ -30,6 +32,7 @@ from tests.support.oracles.linear import random_payload, weight_values
 
 MODULES = (
     coded_product,
+    coded_columns,
     coded_output,
     coded_weights,
     weight_pairs,
@@ -62,7 +65,7 @@ def coded(
     layout = WeightLayout(shape.format, *parent)
     parts = [
         pack_weight(shape.format, payload, *parent),
-        image_of(x, is_plaited=True),
+        image_of(x),
         before.reshape(-1).view(np.uint8),
     ]
     offsets, octets = [], np.full(GUARD, 0xFF, np.uint8)
@@ -125,7 +128,7 @@ def test_added_products() -> None:
     x, before = words(3, 70, 128), words(5, 70, 144)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, 1, 2), Ending.ADD, Output.ADD, x, (144, 128), slice(0, 144),
+        Coded(TensorFormat.Q4, 1, 3), Ending.ADD, Output.ADD, x, (144, 128), slice(0, 144),
         before.copy(), 0, 1,
     )  # fmt: skip
 
@@ -141,7 +144,7 @@ def test_products_of_any_extent(output: Output) -> None:
         before = bf16_to_f32(before)
 
     got, exact = coded(
-        Coded(TensorFormat.Q6, 1, 2), Ending.ANY, output, x, (150, 128), slice(5, 136),
+        Coded(TensorFormat.Q6, 1, 3), Ending.ANY, output, x, (150, 128), slice(5, 136),
         before.copy(), 3, 1,
     )  # fmt: skip
 

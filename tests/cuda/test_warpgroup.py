@@ -10,11 +10,13 @@ from numba import cuda, float32, uint32, uint64
 
 from ninfer.cuda import warpgroup
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
-from ninfer.cuda.module import TARGETS, build, suits
+from ninfer.cuda.module import TARGETS, build, complaints, suits
 from ninfer.errors import InvariantError
-from ninfer.kernels.cuda.wide_linear import NARROW, WIDE
-from ninfer.kernels.cuda.wide_output import Ending
-from ninfer.kernels.cuda.wide_product import make_wide_product
+from ninfer.kernels.cuda import coded_linear
+from ninfer.kernels.cuda.coded_linear import large_tiles
+from ninfer.kernels.cuda.coded_output import Ending
+from ninfer.kernels.cuda.coded_product import make_coded_product
+from ninfer.tensor import TensorFormat
 from tests.cuda.test_ptx import LITERALS
 
 NAMES = sorted(name for name, value in vars(warpgroup).items() if hasattr(value, "param_types"))
@@ -45,11 +47,11 @@ def test_only_one_target_has_warpgroups() -> None:
         build(kernel, "sm_100")
 
 
-def test_cluster_belongs_to_the_digest() -> None:
+def test_registers_of_warpgroup_kernels_belong_to_the_digest() -> None:
     def nothing() -> None:
         return
 
-    made = [Kernel("nothing", nothing, (), 32, 32, cluster=n, is_warpgroup=True) for n in (1, 2)]
+    made = [Kernel("nothing", nothing, (), 32, number, is_warpgroup=True) for number in (168, 255)]
 
     assert source_digest(made[0]) != source_digest(made[1])
 
@@ -70,13 +72,20 @@ def test_sums_that_are_touched_between_products_are_refused() -> None:
         build(Kernel("serial", serial, (Param.ADDRESS,), 128, 255, is_warpgroup=True), "sm_90")
 
 
-@pytest.mark.parametrize("ending", list(Ending), ids=lambda ending: ending.name)
-@pytest.mark.parametrize("shape", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_wide_products_have_no_spills_and_stay_asynchronous(shape: Any, ending: Ending) -> None:
-    kernel = make_wide_product(shape, ending)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        make_coded_product(large_tiles(TensorFormat.Q4), Ending.BF16),
+        *(
+            pytest.param(kernel, marks=pytest.mark.slow)
+            for kernel in coded_linear.declared()
+            if kernel.is_warpgroup
+        ),
+    ],
+    ids=lambda kernel: kernel.name,
+)
+def test_products_of_coded_weights_have_no_spills(kernel: Kernel) -> None:
+    compiled = build(kernel, "sm_90")
 
-    figures = build(kernel, "sm_90").figures
-
-    assert figures.spilled_bytes == figures.local_bytes == 0
-    assert figures.registers <= 168
+    assert complaints(kernel, compiled.figures) == []
     assert kernel.dynamic_shared_bytes <= 227 << 10

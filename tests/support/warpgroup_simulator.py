@@ -177,6 +177,14 @@ class _Block:
         self.warps[thread // 32].wait(_WAIT_S)
         return np.uint32(found)
 
+    def exchange(self, mask: Any, value: Any, step: int) -> Any:
+        thread = self.place.thread
+        self.exchanged[thread] = value
+        self.warps[thread // 32].wait(_WAIT_S)
+        found = self.exchanged[thread ^ step]
+        self.warps[thread // 32].wait(_WAIT_S)
+        return found
+
     def shuffle(self, mask: Any, value: Any, lane: int) -> Any:
         thread = self.place.thread
         self.exchanged[thread] = value
@@ -301,6 +309,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         syncwarp=lambda: block.warps[place.thread // 32].wait(_WAIT_S),
         syncthreads=lambda: block.everybody.wait(_WAIT_S),
         shfl_sync=block.shuffle,
+        shfl_xor_sync=block.exchange,
     )
     group = SimpleNamespace(
         DESCRIPTOR=warpgroup.DESCRIPTOR,

@@ -7,34 +7,35 @@ A piece is as large as the stream's scratch memory allows; usually there is one.
 cut, and into which tiles, changes no bit of it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda.coded_product import Coded, make_coded_product
-from ninfer.kernels.cuda.fragments import num_tiles
+from ninfer.kernels.cuda.coded_output import Ending
+from ninfer.kernels.cuda.coded_product import make_coded_product
+from ninfer.kernels.cuda.coded_shape import Coded
+from ninfer.kernels.cuda.column_image import BLOCK_COLUMNS, image_bytes
+from ninfer.kernels.cuda.column_plait import make_plait, plait_grid
 from ninfer.kernels.cuda.launch import block_parts, blocks_for
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
-from ninfer.kernels.cuda.wide_expand import expand_grid, make_widen
-from ninfer.kernels.cuda.wide_layout import BLOCK_ROWS, image_bytes
-from ninfer.kernels.cuda.wide_output import Ending
 from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
 
-_SMALL_COST: Final = 0.55  # of a tile of 128 columns, in tiles of 256
+_SMALL_COST: Final = 0.75  # of a tile of 128 columns, in tiles of 256, as measured
 _ENDING_ALIGNMENT: Final = 8  # elements of one piece of 16 bytes
 
 
 def large_tiles(format: TensorFormat) -> Coded:
     """128 weight rows x 256 columns."""
-    return Coded(format, column_blocks=2, stages=6)
+    return Coded(format, column_blocks=2, stages=6, band=4)
 
 
 def small_tiles(format: TensorFormat) -> Coded:
     """128 weight rows x 128 columns, where larger ones leave multiprocessors idle."""
-    return Coded(format, column_blocks=1, stages=8)
+    return Coded(format, column_blocks=1, stages=8, band=8)
 
 
 def piece_columns(scratch_bytes: int, num_columns: int, width: int) -> int:
@@ -43,12 +44,12 @@ def piece_columns(scratch_bytes: int, num_columns: int, width: int) -> int:
     Raises:
         ShapeError: a tile of columns does not fit.
     """
-    most = scratch_bytes // image_bytes(BLOCK_ROWS, width)
-    wanted = blocks_for(num_columns, BLOCK_ROWS)
+    most = scratch_bytes // image_bytes(BLOCK_COLUMNS, width)
+    wanted = blocks_for(num_columns, BLOCK_COLUMNS)
     if most < 1:
         raise ShapeError(f"scratch: {scratch_bytes} bytes are too few for columns of {width}")
     pieces = blocks_for(wanted, most)
-    return blocks_for(wanted, pieces) * BLOCK_ROWS
+    return blocks_for(wanted, pieces) * BLOCK_COLUMNS
 
 
 def shape_for(
@@ -73,56 +74,68 @@ def ending_for(out: Tensor, weight: Matrix, first_column: int, output: Output) -
 
 
 def multiply_coded(
-    stream: CudaStream,
-    x: LinearInput,
-    weight: Matrix,
-    out: Tensor,
-    first_column: int,
-    output: Output,
+    stream: CudaStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int, Output]]
 ) -> None:
-    """Enqueue a product of any number of columns.
+    """Enqueue products of any number of columns with several weights.
+
+    Args:
+        stream: where.
+        x: the columns.
+        products: weight, output, column of the output where the first row goes, what happens.
 
     Raises:
         ShapeError: the stream has too little scratch memory.
     """
     base, _, padded = block_parts(x)
-    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     k_tiles = padded // TILE_FEATURES
     piece = piece_columns(stream.scratch.nbytes, x.num_columns, x.width)
+    for column in range(0, x.num_columns, piece):
+        count = min(piece, x.num_columns - column)
+        image = stream.scratch.address
+        source = base + column * padded * 2
+        stream.launch(make_plait(), plait_grid(count, k_tiles), (source, image, k_tiles))
+        for weight, out, first_column, output in products:
+            _multiply(stream, image, column, count, weight, out, first_column, output)
+
+
+def _multiply(
+    stream: CudaStream,
+    image: int,
+    column: int,
+    count: int,
+    weight: Matrix,
+    out: Tensor,
+    first_column: int,
+    output: Output,
+) -> None:
+    """Enqueue one product of ``count`` columns from ``column`` on."""
+    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS)
     row_tiles -= weight.first_row // TILE_ROWS
     ending = ending_for(out, weight, first_column, output)
-    for column in range(0, x.num_columns, piece):
-        count = min(piece, x.num_columns - column)
-        columns = stream.scratch.address
-        stream.launch(
-            make_widen(True),
-            expand_grid(num_tiles(count), k_tiles),
-            (base + column * padded * 2, columns, k_tiles),
-        )
-        shape = shape_for(weight.format, row_tiles, count, ending, stream.num_multiprocessors)
-        stream.launch(
-            make_coded_product(shape, ending),
-            shape.grid(row_tiles, count, stream.num_multiprocessors),
-            (
-                weight.storage.address,
-                columns,
-                out.address + column * out.shape[1] * out.dtype.itemsize,
-                k_tiles,
-                layout.row_tiles,
-                weight.first_row,
-                weight.num_rows,
-                count,
-                out.shape[1],
-                first_column,
-                int(output),
-            ),
-        )
+    shape = shape_for(weight.format, row_tiles, count, ending, stream.num_multiprocessors)
+    stream.launch(
+        make_coded_product(shape, ending),
+        shape.grid(row_tiles, count, stream.num_multiprocessors),
+        (
+            weight.storage.address,
+            image,
+            out.address + column * out.shape[1] * out.dtype.itemsize,
+            layout.k_tiles,
+            layout.row_tiles,
+            weight.first_row,
+            weight.num_rows,
+            count,
+            out.shape[1],
+            first_column,
+            int(output),
+        ),
+    )
 
 
 def declared() -> tuple[Kernel, ...]:
     """Kernels of every product."""
-    kernels = [make_widen(True)]
+    kernels = [make_plait()]
     for format in PAIR_FORMATS:
         for ending in Ending:
             kernels.append(make_coded_product(small_tiles(format), ending))

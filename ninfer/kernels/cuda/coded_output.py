@@ -10,6 +10,7 @@ Pieces of 16 bytes are swizzled by the column so that neither side meets a bank 
     ANY    every mode of `product_output`, element by element
 """
 
+import enum
 from typing import Any, Final
 
 from numba import cuda, int32, uint32, uint64
@@ -18,9 +19,6 @@ from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.product_output import store_product
-from ninfer.kernels.cuda.wide_output import Ending
-
-__all__ = ["STAGING_BYTES", "Ending", "make_ending"]
 
 _GROUP_BYTES: Final = 16384
 STAGING_BYTES: Final = 2 * _GROUP_BYTES
@@ -29,6 +27,14 @@ STAGING_BYTES: Final = 2 * _GROUP_BYTES
 Address = Any
 Array = Any
 Index = Any
+
+
+class Ending(enum.Enum):
+    """How results are written."""
+
+    BF16 = enum.auto()
+    ADD = enum.auto()
+    ANY = enum.auto()
 
 
 def make_ending(ending: Ending, column_blocks: int) -> Any:

@@ -1,8 +1,9 @@
 """Products of many columns with stored weights on Hopper: codes become operands in registers.
 
-    producer   one warp: blocks of 64 features of 128 or 256 columns, as far ahead as the ring goes
-    consumers  two warpgroups of 64 weight rows: codes from memory to registers, a weight tile
-               ahead of its use; values rounded to bf16; sums in registers over all of K
+Two warpgroups have 64 weight rows each: codes come from memory to registers a weight tile ahead of
+their use, become values rounded to bf16, and sums stay in registers over all of K. Columns come in
+blocks of 64 features through a ring; one lane asks for them, as there are no registers for a warp
+more, two blocks behind the one that is being multiplied, so that it hardly ever waits.
 
 The weights are the left operand, which warpgroups take from registers in the order of m16n8k16,
 and that is the order in which tiles are stored (`weight_layout`): no weight passes through shared
@@ -15,95 +16,33 @@ cache. An element's sum is that of 16-feature products in a fixed order of K, wh
 bits depend on (format, K) only. Bound by the tensor cores.
 """
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.coded_output import STAGING_BYTES, Ending, make_ending
+from ninfer.kernels.cuda.coded_columns import make_place, make_refill, make_start
+from ninfer.kernels.cuda.coded_output import Ending, make_ending
+from ninfer.kernels.cuda.coded_shape import WARPS, Coded
 from ninfer.kernels.cuda.coded_weights import EXTRA_WORDS, lane_words, make_decode, make_load
-from ninfer.kernels.cuda.launch import blocks_for
+from ninfer.kernels.cuda.column_image import BLOCK_BYTES
+from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
-from ninfer.kernels.cuda.wide_layout import BLOCK_BYTES, BLOCK_ROWS
 from ninfer.tensor import TensorFormat
-
-TILE_ROWS: Final = 128
-"""Weight rows of a tile: eight stored tiles, one for each consumer warp."""
-
-THREADS: Final = 9 * 32
-_CONSUMER_WARPS: Final = 8
-_ALIGNMENT: Final = 1024  # of a swizzled block in shared memory
 
 Address = Any
 Array = Any
 Index = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """How a product is shared out.
-
-    Attributes:
-        format: of the weight.
-        column_blocks: blocks of 128 columns in a tile, 1 or 2.
-        stages: blocks of 64 features in the ring.
-        band: column tiles that are numbered together.
-    """
-
-    format: TensorFormat
-    column_blocks: int = 2
-    stages: int = 6
-    band: int = 16
-
-    @property
-    def tile_columns(self) -> int:
-        """Columns of a tile."""
-        return self.column_blocks * BLOCK_ROWS
-
-    @property
-    def stage_bytes(self) -> int:
-        """The columns of one stage."""
-        return self.column_blocks * BLOCK_BYTES
-
-    @property
-    def staging_at(self) -> int:
-        """Staging of results, behind the ring."""
-        return self.stages * self.stage_bytes
-
-    @property
-    def full_at(self) -> int:
-        """Barriers of stages that have arrived."""
-        return self.staging_at + STAGING_BYTES
-
-    @property
-    def empty_at(self) -> int:
-        """Barriers of stages that consumers are done with."""
-        return self.full_at + 8 * self.stages
-
-    @property
-    def shared_bytes(self) -> int:
-        """All of that, and room to align the ring."""
-        return _ALIGNMENT + self.empty_at + 8 * self.stages
-
-    def tiles(self, row_tiles: int, num_columns: int) -> int:
-        """Tiles of a product with so many stored tiles of rows."""
-        columns = blocks_for(num_columns, self.tile_columns)
-        return columns * blocks_for(row_tiles, _CONSUMER_WARPS)
-
-    def grid(self, row_tiles: int, num_columns: int, multiprocessors: int) -> tuple[int, int, int]:
-        """One block for each multiprocessor, or for each tile where those are fewer."""
-        return (min(self.tiles(row_tiles, num_columns), multiprocessors), 1, 1)
-
-
 @cache
 def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
-    """Grid: see `Coded.grid`; block (288,)."""
+    """Grid: see `Coded.grid`; block (256,)."""
     stages, full_at, empty_at = shape.stages, shape.full_at, shape.empty_at
-    produce, consume = _make_produce(shape), _make_consume(shape, ending)
+    consume = _make_consume(shape, ending)
 
     def coded_product(
         weights: int,
@@ -125,108 +64,56 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
         if thread == 0:
             for stage in range(stages):
                 warpgroup.init_barrier(ring + uint32(full_at + 8 * stage), uint32(1))
-                warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(_CONSUMER_WARPS))
+                warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(WARPS))
             warpgroup.publish_barriers()
         cuda.syncthreads()
         ptx.release_successor()
-        row_tiles = ((first_row + num_rows + int32(15)) >> int32(4)) - (first_row >> int32(4))
-        if warp == 8:
-            ptx.wait_for_predecessor()
-            if thread == 256:
-                produce(ring, columns, k_tiles, row_tiles, num_columns)
-        else:
-            consume(
-                ring,
-                warp,
-                weights,
-                out,
-                k_tiles,
-                parent_tiles,
-                first_row,
-                row_tiles,
-                num_rows,
-                num_columns,
-                out_width,
-                first_column,
-                mode,
-            )
+        consume(
+            ring,
+            warp,
+            weights,
+            columns,
+            out,
+            k_tiles,
+            parent_tiles,
+            first_row,
+            num_rows,
+            num_columns,
+            out_width,
+            first_column,
+            mode,
+        )
 
     name = f"coded_{shape.format.name.lower()}_{ending.name.lower()}_{shape.tile_columns}"
     return Kernel(
         f"{name}_{stages}_{shape.band}",
         coded_product,
         (Param.ADDRESS,) * 3 + (Param.I32,) * 8,
-        threads=THREADS,
-        max_registers=224,
+        threads=WARPS * WARP,
+        max_registers=255,
         dynamic_shared_bytes=shape.shared_bytes,
         min_blocks=1,
         is_warpgroup=True,
     )
 
 
-def _make_place(shape: Coded) -> Any:
-    """Tile numbers to column tile and tile of 128 rows: bands of columns, row by row."""
-    band = shape.band
+def _make_release(shape: Coded) -> Any:
+    """The warp is done with the stage before one."""
+    stages, empty_at = shape.stages, shape.empty_at
 
     @device_function
-    def place(tile: Index, column_tiles: Index, row_blocks: Index) -> Any:
-        tiles = uint32(row_blocks) * uint32(band)
-        first = ptx.divide_u32(tile, tiles)
-        inside = uint32(tile) - first * tiles
-        first *= uint32(band)
-        width = ptx.smaller_u32(uint32(column_tiles) - first, uint32(band))
-        row = ptx.divide_u32(inside, width)
-        return int32(first + inside - row * width), int32(row)
+    def release(ring: Address, slot: Index, lane: Index) -> None:
+        before = slot - uint32(1) if slot > uint32(0) else uint32(stages - 1)
+        if lane == 0:
+            warpgroup.arrive(ring + uint32(empty_at) + before * uint32(8))
 
-    return place
-
-
-def _make_produce(shape: Coded) -> Any:
-    """One lane: columns of every tile into the ring, in the order consumers take them."""
-    stages, stage_bytes, column_blocks = shape.stages, shape.stage_bytes, shape.column_blocks
-    full_at, empty_at, tile_columns = shape.full_at, shape.empty_at, shape.tile_columns
-    place = _make_place(shape)
-
-    @device_function
-    def produce(
-        ring: Address, columns: Address, k_tiles: Index, row_tiles: Index, num_columns: Index
-    ) -> None:
-        column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(6 + column_blocks)
-        row_blocks = (row_tiles + int32(7)) >> int32(3)
-        last = (num_columns - int32(1)) >> int32(7)
-        pitch = uint64(k_tiles) * uint64(2 * BLOCK_BYTES)
-        tile, slot, parity = int32(cuda.blockIdx.x), uint32(0), uint32(1)
-        while tile < column_tiles * row_blocks:
-            column, _ = place(tile, column_tiles, row_blocks)
-            block = column * int32(column_blocks)
-            source = columns + uint64(block) * pitch
-            # The second block may have no columns: it is multiplied in vain.
-            second = columns + uint64(min(block + int32(1), last)) * pitch
-            for _ in range(k_tiles * int32(2)):
-                full = ring + uint32(full_at) + slot * uint32(8)
-                warpgroup.wait_phase(ring + uint32(empty_at) + slot * uint32(8), parity)
-                warpgroup.expect_bytes(full, uint32(stage_bytes))
-                to = ring + slot * uint32(stage_bytes)
-                warpgroup.copy_bulk(to, source, uint32(BLOCK_BYTES), full)
-                source += uint64(BLOCK_BYTES)
-                if column_blocks == 2:
-                    at = to + uint32(BLOCK_BYTES)
-                    warpgroup.copy_bulk(at, second, uint32(BLOCK_BYTES), full)
-                    second += uint64(BLOCK_BYTES)
-                slot += uint32(1)
-                if slot == uint32(stages):
-                    slot = uint32(0)
-                    parity ^= uint32(1)
-            tile += int32(cuda.gridDim.x)
-
-    return produce
+    return release
 
 
 def _make_step(shape: Coded) -> Any:
     """Products of one stage with 64 features in registers; the stage before is free then."""
-    stages, stage_bytes = shape.stages, shape.stage_bytes
-    full_at, empty_at = shape.full_at, shape.empty_at
-    descriptor = warpgroup.DESCRIPTOR
+    stage_bytes, full_at, descriptor = shape.stage_bytes, shape.full_at, warpgroup.DESCRIPTOR
+    release = _make_release(shape)
     multiply = warpgroup.multiply_registers(shape.tile_columns)
 
     @device_function
@@ -242,11 +129,20 @@ def _make_step(shape: Coded) -> Any:
         warpgroup.wait_phase(ring + uint32(full_at) + slot * uint32(8), parity)
         right = uint64((ring + slot * uint32(stage_bytes)) >> uint32(4))
         multiply(total, left, uint64(descriptor) + right)
-        if lane == 0 and not is_first:
-            before = slot - uint32(1) if slot > uint32(0) else uint32(stages - 1)
-            warpgroup.arrive(ring + uint32(empty_at) + before * uint32(8))
+        if not is_first:
+            release(ring, slot, lane)
 
     return step
+
+
+@device_function
+def _advance(slot: Index, parity: Index, stages: int) -> Any:
+    """Next stage of the ring; its parity turns with every round."""
+    slot += uint32(1)
+    if slot == uint32(stages):
+        slot = uint32(0)
+        parity ^= uint32(1)
+    return slot, parity
 
 
 def _make_walk(shape: Coded) -> Any:
@@ -254,7 +150,8 @@ def _make_walk(shape: Coded) -> Any:
     format, stages = shape.format, shape.stages
     tile_bytes, lane_has = PAIR_FORMATS[format].tile_bytes, lane_words(format)
     words, is_split = lane_has.words, lane_has.is_split
-    load, decode, step = make_load(format), make_decode(format), _make_step(shape)
+    load, decode = make_load(format), make_decode(format)
+    step, refill = _make_step(shape), make_refill(shape)
 
     @device_function
     def walk(
@@ -269,9 +166,17 @@ def _make_walk(shape: Coded) -> Any:
         now: Array,
         extra: Array,
         even: Array,
+        columns: Address,
+        column_tiles: Index,
+        row_blocks: Index,
+        last: Index,
+        ahead: Array,
+        place: Array,
     ) -> Any:
         then, more = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
         odd = cuda.local.array(16, uint32)
+        k_blocks = k_tiles * int32(2)
+        pitch = uint64(k_blocks) * uint64(BLOCK_BYTES)
         for k in range(k_tiles):
             at += uint64(tile_bytes)
             if k == k_tiles - 1:
@@ -282,11 +187,17 @@ def _make_walk(shape: Coded) -> Any:
             else:
                 load(at, lane, 0, then, more)
             step(ring, slot, parity, k == 0, lane, total, even)
+            refill(
+                ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
+            )
             slot, parity = _advance(slot, parity, stages)
             decode(now, extra, 1, odd)
             if is_split:
                 load(at, lane, 1, now, extra)
             step(ring, slot, parity, 0, lane, total, odd)
+            refill(
+                ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
+            )
             slot, parity = _advance(slot, parity, stages)
             if not is_split:
                 for i in range(words):
@@ -299,25 +210,26 @@ def _make_walk(shape: Coded) -> Any:
     return walk
 
 
-@device_function
-def _advance(slot: Index, parity: Index, stages: int) -> Any:
-    """Next stage of the ring; its parity turns with every round."""
-    slot += uint32(1)
-    if slot == uint32(stages):
-        slot = uint32(0)
-        parity ^= uint32(1)
-    return slot, parity
+def _make_tile_address(format: TensorFormat) -> Any:
+    """Where the first of a row's stored tiles lies; rows behind the last read the last."""
+    tile_bytes = PAIR_FORMATS[format].tile_bytes
+
+    @device_function
+    def tile_address(weights: Address, row: Index, parent_tiles: Index, k_tiles: Index) -> Address:
+        place = uint64(min(row, parent_tiles - int32(1))) * uint64(k_tiles)
+        return weights + place * uint64(tile_bytes)
+
+    return tile_address
 
 
 def _make_consume(shape: Coded, ending: Ending) -> Any:
     """A warp: its 16 weight rows of every tile."""
-    format, stages, column_blocks = shape.format, shape.stages, shape.column_blocks
+    format, column_blocks, staging_at = shape.format, shape.column_blocks, shape.staging_at
     tile_columns, num_sums = shape.tile_columns, shape.tile_columns // 2
-    staging_at, empty_at = shape.staging_at, shape.empty_at
-    tile_bytes = PAIR_FORMATS[format].tile_bytes
+    tile_address, release = _make_tile_address(format), _make_release(shape)
     words, is_split = lane_words(format).words, lane_words(format).is_split
     load, decode = make_load(format), make_decode(format)
-    place, walk = _make_place(shape), _make_walk(shape)
+    find, walk, start = make_place(shape), _make_walk(shape), make_start(shape)
     finish = warpgroup.finish_products(tile_columns)
     write = make_ending(ending, column_blocks)
 
@@ -326,11 +238,11 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         ring: Address,
         warp: Index,
         weights: Address,
+        columns: Address,
         out: Address,
         k_tiles: Index,
         parent_tiles: Index,
         first_row: Index,
-        row_tiles: Index,
         num_rows: Index,
         num_columns: Index,
         out_width: Index,
@@ -338,40 +250,56 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         mode: Index,
     ) -> None:
         column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(6 + column_blocks)
-        row_blocks = (row_tiles + int32(7)) >> int32(3)
-        tiles = column_tiles * row_blocks
+        row_blocks = ((first_row + num_rows + int32(15)) >> int32(4)) - (first_row >> int32(4))
+        row_blocks = (row_blocks + int32(7)) >> int32(3)
+        last = (num_columns - int32(1)) >> int32(7)
         lane = int32(cuda.threadIdx.x) & int32(31)
         first_tile = (first_row >> int32(4)) + warp
-        pitch = uint64(k_tiles) * uint64(tile_bytes)
         total = cuda.local.array(num_sums, float32)
         now, extra = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
         even = cuda.local.array(16, uint32)
+        ahead, place = cuda.local.array(2, uint64), cuda.local.array(3, int32)
         tile, slot, parity = int32(cuda.blockIdx.x), uint32(0), uint32(0)
-        column, row = place(tile, column_tiles, row_blocks)
-        at = weights + uint64(min(first_tile + row * int32(8), parent_tiles - 1)) * pitch
+        column, row = find(tile, column_tiles, row_blocks)
+        at = tile_address(weights, first_tile + row * int32(8), parent_tiles, k_tiles)
         # Weights are constants: they are read before the predecessor has ended.
         load(at, lane, 0, now, extra)
         if is_split:
             load(at, lane, 1, now, extra)
-        decode(now, extra, 0, even)
         ptx.wait_for_predecessor()
-        while tile < tiles:
+        start(ring, columns, column_tiles, row_blocks, last, k_tiles * int32(2), ahead, place)
+        decode(now, extra, 0, even)
+        while tile < column_tiles * row_blocks:
             following = tile + int32(cuda.gridDim.x)
             next_column, next_row = column, row
-            if following < tiles:
-                next_column, next_row = place(following, column_tiles, row_blocks)
-            target = min(first_tile + next_row * int32(8), parent_tiles - 1)
-            next_at = weights + uint64(target) * pitch
+            if following < column_tiles * row_blocks:
+                next_column, next_row = find(following, column_tiles, row_blocks)
+            target = first_tile + next_row * int32(8)
+            next_at = tile_address(weights, target, parent_tiles, k_tiles)
             for i in range(num_sums):
                 total[i] = float32(0.0)
             slot, parity = walk(
-                ring, slot, parity, at, next_at, k_tiles, lane, total, now, extra, even
+                ring,
+                slot,
+                parity,
+                at,
+                next_at,
+                k_tiles,
+                lane,
+                total,
+                now,
+                extra,
+                even,
+                columns,
+                column_tiles,
+                row_blocks,
+                last,
+                ahead,
+                place,
             )
             at = next_at
             finish(total)
-            if lane == 0:
-                before = slot - uint32(1) if slot > uint32(0) else uint32(stages - 1)
-                warpgroup.arrive(ring + uint32(empty_at) + before * uint32(8))
+            release(ring, slot, lane)
             write(
                 ring + uint32(staging_at),
                 out,

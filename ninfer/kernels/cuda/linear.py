@@ -1,7 +1,7 @@
 """Linear products on CUDA: launchers, and which kernel takes how many columns.
 
     1..128 columns    `skinny_product`: one arithmetic for each (format, K), bandwidth-bound
-    more, on sm_90    `wide_linear`: prefill, weights rounded to bf16, bound by tensor cores
+    more, on sm_90    `coded_linear`: prefill, weights rounded to bf16, bound by tensor cores
     more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores
 
 Columns are stored as `fragments` draws them, weights as `weight_layout` does. Weights are constants
@@ -14,7 +14,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import fragments, wide_linear
+from ninfer.kernels.cuda import coded_linear, fragments
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.fragments import CHUNK
@@ -100,8 +100,12 @@ def project_all(
     stream: CudaStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int]]
 ) -> None:
     """Write the products of several weights."""
-    for weight, out, first_column in products:
-        project(stream, x, weight, out, first_column)
+    made = [(weight, out, first, _stored(out)) for weight, out, first in products]
+    if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
+        coded_linear.multiply_coded(stream, x, made)
+    else:
+        for product in made:
+            _multiply(stream, x, *product)
 
 
 def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
@@ -117,7 +121,7 @@ def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
-    kernels = [make_pack(True), make_pack(False), *wide_linear.declared()]
+    kernels = [make_pack(True), make_pack(False), *coded_linear.declared()]
     for format in PAIR_FORMATS:
         kernels += [make_repack(format), make_tile_product(tile_shape(format))]
         shapes_of = [skinny_for(format, rows, n) for n in (1, 9) for rows in (1, _FEW_ROWS + 1)]
@@ -138,7 +142,7 @@ def _multiply(
     output: Output,
 ) -> None:
     if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
-        wide_linear.multiply_wide(stream, x, weight, out, first_column, output)
+        coded_linear.multiply_coded(stream, x, ((weight, out, first_column, output),))
         return
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     first_tile = weight.first_row // TILE_ROWS
