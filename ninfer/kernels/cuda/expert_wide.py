@@ -51,8 +51,8 @@ Index = Any
 
 
 def most_columns(format: TensorFormat) -> int:
-    """Columns that registers have room for: the twice as many groups of W8 take some."""
-    return 64 if format is TensorFormat.W8 else 128
+    """Columns that registers have room for: the groups of W8, twice as many, take some."""
+    return 32 if format is TensorFormat.W8 else 128
 
 
 @dataclass(frozen=True, slots=True)
