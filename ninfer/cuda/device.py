@@ -19,7 +19,7 @@ SCRATCH_BYTES: Final = 96 << 20
 """Scratch memory of each stream: an expert layer's products of 1,024 tokens."""
 
 WIDE_SCRATCH_BYTES: Final = 384 << 20
-"""The same where there are warpgroups: the largest matrix of a layer in bf16, 4,096 columns."""
+"""The same where there are warpgroups: 8,192 columns of 17,408 features, as those read them."""
 
 NUM_COUNTERS: Final = 1 << 14
 """Words of each stream that are zero between kernels: 128 rows of 128 key heads."""

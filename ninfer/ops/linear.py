@@ -4,8 +4,10 @@
 
 Weights stay in their stored format (BF16, Q4, Q5, Q6, W8); values are f32(scale) * f32(code) and
 sums are binary32. The order of a sum depends on (format, N, K) only: a column does not change with
-the number of other columns, nor a row with the view it is computed through. What a linear input or
-a resident matrix looks like in memory is the kernel table's business.
+the number of other columns, nor a row with the view it is computed through. Calls of more than 128
+columns, which only prefill makes, may have an arithmetic of their own with the same properties, and
+round values once to the activation type before they are multiplied. What a linear input or a
+resident matrix looks like in memory is the kernel table's business.
 """
 
 from collections.abc import Sequence
