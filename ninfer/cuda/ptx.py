@@ -174,12 +174,8 @@ permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
-largest_of_warp = define(
-    "redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
-)
-smallest_of_warp = define(
-    "redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
-)
+largest_of_warp = define("redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
+smallest_of_warp = define("redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
 bf16x2_of_f32 = define(  # the first argument becomes the lower half
