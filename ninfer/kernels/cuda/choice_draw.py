@@ -14,18 +14,21 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda import choice_passes as passes
+from ninfer.kernels.cuda import choice_short as short
 from ninfer.kernels.cuda import choice_values as values
 from ninfer.kernels.cuda.choice_kernels import ROW_PARAMS
 from ninfer.kernels.cuda.choice_passes import (
     CUTS,
     DRAWN,
     LENGTHS,
+    LISTS,
     NUCLEUS_IDS,
     ROW_BYTES,
     SLICES,
     STRIDE,
 )
 from ninfer.kernels.cuda.choice_selection import BLOCK, select_word, short_word
+from ninfer.kernels.cuda.choice_short import ROW_WORDS
 from ninfer.kernels.cuda.choice_values import NUM_BINS
 
 _WARPS: Final = BLOCK // 32
@@ -66,14 +69,7 @@ def _conclude(scratch: int, best: Any, target: int) -> None:
     first = ptx.load_u64(drawn + lane * uint64(8))
     second = ptx.load_u64(drawn + (lane + uint64(32)) * uint64(8))
     word = values.warp_best(max(first, second))
-    lowest = passes.lowest_of_row(scratch)
-    if word == uint64(0):
-        word = best
-    chosen = values.word_token(word)
-    if word == uint64(0):
-        chosen = lowest
-    if cuda.threadIdx.x == 0:
-        ptx.store_u32(target, uint32(chosen))
+    _write_token(word, best, passes.lowest_of_row(scratch), target)
 
 
 @device_function
@@ -97,6 +93,52 @@ def _score(
             score += values.gumbel_noise(position, token, seed_low, seed_high)
             found = values.score_word(score, token)
     return found
+
+
+@device_function
+def _draw_short(
+    word: Any,
+    best: Any,
+    temperature: Any,
+    top_p: Any,
+    min_p: Any,
+    position: Any,
+    seed: Any,
+    lowest: Any,
+    target: Any,
+) -> None:
+    """The end of a row with a small top_k: each lane of a warp has a candidate, in order."""
+    largest = values.word_value(best)
+    mass = short.mass_of_word(word, largest, temperature)
+    is_kept = word != uint64(0)
+    if top_p < float32(1.0):
+        is_kept = short.is_in_nucleus(mass, top_p) and is_kept
+    score = uint64(0)
+    if is_kept:
+        score = _score(
+            values.word_value(word),
+            values.word_token(word),
+            uint64(0),
+            largest,
+            temperature,
+            min(min_p, float32(1.0)),
+            position,
+            ptx.load_u32(seed),
+            ptx.load_u32(seed + uint64(4)),
+        )
+    _write_token(values.warp_best(score), best, lowest, target)
+
+
+@device_function
+def _write_token(word: Any, best: Any, lowest: Any, target: Any) -> None:
+    """Write the id of the best score, of the best candidate, or the lowest one permitted."""
+    if word == uint64(0):
+        word = best
+    chosen = values.word_token(word)
+    if word == uint64(0):
+        chosen = lowest
+    if cuda.threadIdx.x == 0:
+        ptx.store_u32(target, uint32(chosen))
 
 
 @cache
@@ -126,6 +168,7 @@ def make_draw() -> Kernel:
         pieces = cuda.shared.array(_PIECES, uint32)
         parts = cuda.shared.array(BLOCK, uint64)
         found = cuda.shared.array(2, uint64)
+        lists = cuda.shared.array(ROW_WORDS, uint64)
         ptx.release_successor()
         ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
@@ -134,7 +177,25 @@ def make_draw() -> Kernel:
         temperature, top_p = passes.row_value(temperatures, row), passes.row_value(top_ps, row)
         best = passes.best_of_row(scratch)
         mine = uint64(0)
-        if temperature > float32(0.0) and best != uint64(0):
+        is_short = short.is_short(temperature, int32(passes.row_word(top_ks, row)))
+        if is_short:
+            if cuda.blockIdx.x == 0:
+                word = short.merge_lists(
+                    scratch + uint64(LISTS), int32(passes.row_word(top_ks, row)), lists
+                )
+                if tid < 32:
+                    _draw_short(
+                        word,
+                        best,
+                        temperature,
+                        top_p,
+                        passes.row_value(min_ps, row),
+                        passes.row_word(positions, row),
+                        seeds + uint64(row) * uint64(8),
+                        passes.lowest_of_row(scratch),
+                        tokens + uint64(row) * uint64(4),
+                    )
+        elif temperature > float32(0.0) and best != uint64(0):
             largest = values.word_value(best)
             line, mask_row, counted = passes.row_lines(
                 logits, mask, counts, slots, row, vocabulary, mask_words
@@ -172,15 +233,16 @@ def make_draw() -> Kernel:
             first, stop = passes.slice_bounds(addressable)
             for t0 in range(first + tid, stop, STRIDE):
                 t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-                v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
-                v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
-                v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
-                v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(
+                    line, mask_row, counted, once, each, t0, stop
+                )
                 mine = max(mine, _score(v0, t0, *row_settings))
                 mine = max(mine, _score(v1, t1, *row_settings))
                 mine = max(mine, _score(v2, t2, *row_settings))
                 mine = max(mine, _score(v3, t3, *row_settings))
-        is_last = _publish(scratch, mine, parts)
+        is_last = int32(0)
+        if not is_short:
+            is_last = _publish(scratch, mine, parts)
         if tid < 32 and cuda.shfl_sync(0xFFFFFFFF, is_last, 0) != 0:
             _conclude(scratch, best, tokens + uint64(row) * uint64(4))
 

@@ -1,6 +1,7 @@
 """The five kernels of a token choice over a large vocabulary, without a sort.
 
-    survey    best candidate and lowest permitted id of each slice; clears the row's scratch
+    survey    best candidate and lowest permitted id of each slice; clears the row's scratch; of
+              a row with a small top_k the slice's best candidates (`choice_short`)
     weigh     histogram of counts and masses over bins of distance to the largest logit
     cut       lists the ids of the bin in which top_k ends
     narrow    selects the k-th candidate in that list; lists the bin in which top_p ends
@@ -23,12 +24,14 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda import choice_passes as passes
+from ninfer.kernels.cuda import choice_short as short
 from ninfer.kernels.cuda import choice_values as values
 from ninfer.kernels.cuda.choice_passes import (
     BEST,
     COUNTS,
     CUTS,
     LENGTHS,
+    LISTS,
     LOWEST,
     MASSES,
     NUCLEUS_IDS,
@@ -41,6 +44,7 @@ from ninfer.kernels.cuda.choice_selection import (
     find_place,
     load_weights,
 )
+from ninfer.kernels.cuda.choice_short import KEYS, SLICE_WORDS
 from ninfer.kernels.cuda.choice_values import NUM_BINS
 
 MAX_ROWS: Final = 8
@@ -87,46 +91,55 @@ def make_survey() -> Kernel:
     ) -> None:
         best = cuda.shared.array(_WARPS, uint64)
         lowest = cuda.shared.array(_WARPS, uint32)
+        lists = cuda.shared.array(SLICE_WORDS, uint64)
         ptx.release_successor()
         ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
         row = cuda.blockIdx.y
         scratch = scratches + uint64(row) * uint64(ROW_BYTES)
         passes.clear_scratch(scratch)
+        temperature, top_k = passes.row_value(temperatures, row), passes.row_word(top_ks, row)
         line, mask_row, counted = passes.row_lines(
             logits, mask, counts, slots, row, vocabulary, mask_words
         )
         once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
-        mine, first_id = uint64(0), uint32(0xFFFFFFFF)
+        first_id = uint32(0xFFFFFFFF)
+        keys = cuda.local.array(KEYS, uint32)
         first, stop = passes.slice_bounds(addressable)
-        for t0 in range(first + tid, stop, STRIDE):
-            t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-            v0, p0 = values.fetch(line, mask_row, counted, once, each, t0, stop)
-            v1, p1 = values.fetch(line, mask_row, counted, once, each, t1, stop)
-            v2, p2 = values.fetch(line, mask_row, counted, once, each, t2, stop)
-            v3, p3 = values.fetch(line, mask_row, counted, once, each, t3, stop)
-            mine = max(mine, values.candidate_word(v0, t0))
-            mine = max(mine, values.candidate_word(v1, t1))
-            mine = max(mine, values.candidate_word(v2, t2))
-            mine = max(mine, values.candidate_word(v3, t3))
-            first_id = min(first_id, _id_if(p3, t3))
-            first_id = min(first_id, _id_if(p2, t2))
-            first_id = min(first_id, _id_if(p1, t1))
+        first += tid
+        for step in range(KEYS // 4):
+            t0 = first + int32(STRIDE * step)
+            v0, v1, v2, v3, p0, p1, p2, p3 = passes.fetch_four(
+                line, mask_row, counted, once, each, t0, stop
+            )
+            keys[4 * step], keys[4 * step + 1] = values.key_of(v0), values.key_of(v1)
+            keys[4 * step + 2], keys[4 * step + 3] = values.key_of(v2), values.key_of(v3)
+            first_id = min(first_id, _id_if(p3, t0 + int32(3 * BLOCK)))
+            first_id = min(first_id, _id_if(p2, t0 + int32(2 * BLOCK)))
+            first_id = min(first_id, _id_if(p1, t0 + int32(BLOCK)))
             first_id = min(first_id, _id_if(p0, t0))
+        mine = uint64(0)
+        for i in range(KEYS):
+            mine = max(mine, values.word_of_key(keys[i], first + int32(BLOCK * i)))
         mine, first_id = values.warp_best(mine), values.warp_lowest(first_id)
         if tid & 31 == 0:
             best[tid >> 5] = mine
             lowest[tid >> 5] = first_id
         cuda.syncthreads()
+        at = uint64(cuda.blockIdx.x)
         if tid == 0:
             for i in range(1, _WARPS):
                 mine = max(mine, best[i])
                 first_id = min(first_id, lowest[i])
-            at = uint64(cuda.blockIdx.x)
             ptx.store_u64(scratch + uint64(BEST) + at * uint64(8), mine)
             ptx.store_u32(scratch + uint64(LOWEST) + at * uint64(4), first_id)
+        if short.is_short(temperature, int32(top_k)):
+            to = scratch + uint64(LISTS) + at * uint64(8 * short.MOST)
+            short.list_best(keys, first, int32(top_k), to, lists)
 
-    return Kernel("choice_survey", survey, ROW_PARAMS, threads=BLOCK, max_registers=64)
+    return Kernel(
+        "choice_survey", survey, ROW_PARAMS, threads=BLOCK, max_registers=64, min_blocks=4
+    )
 
 
 @device_function
@@ -196,7 +209,8 @@ def make_weigh() -> Kernel:
         has_top_p = passes.row_value(top_ps, row) < float32(1.0)
         scratch = scratches + uint64(row) * uint64(ROW_BYTES)
         best = uint64(0)
-        if temperature > float32(0.0) and (has_top_k or has_top_p):
+        is_long = not short.is_short(temperature, int32(passes.row_word(top_ks, row)))
+        if temperature > float32(0.0) and is_long and (has_top_k or has_top_p):
             best = passes.best_of_row(scratch)
         if best != uint64(0):
             for i in range(tid, NUM_BINS, BLOCK):
@@ -211,11 +225,9 @@ def make_weigh() -> Kernel:
             once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
             first, stop = passes.slice_bounds(addressable)
             for t0 in range(first + tid, stop, STRIDE):
-                t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-                v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
-                v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
-                v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
-                v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(
+                    line, mask_row, counted, once, each, t0, stop
+                )
                 _weigh_one(number, low, high, v0, largest, temperature, has_top_p)
                 _weigh_one(number, low, high, v1, largest, temperature, has_top_p)
                 _weigh_one(number, low, high, v2, largest, temperature, has_top_p)
@@ -258,7 +270,7 @@ def make_cut() -> Kernel:
         top_k = int32(passes.row_word(top_ks, row))
         is_sampled = passes.row_value(temperatures, row) > float32(0.0)
         best = uint64(0)
-        if is_sampled and top_k > 0:
+        if is_sampled and top_k > int32(short.MOST):
             best = passes.best_of_row(scratch)
         if best != uint64(0):
             load_weights(scratch + uint64(COUNTS), weights)
@@ -321,7 +333,8 @@ def make_narrow() -> Kernel:
         is_writer = cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0
         is_needed = has_top_p or (top_k > 0 and cuda.blockIdx.x == 0)
         best = uint64(0)
-        if temperature > float32(0.0) and is_needed:
+        is_long = not short.is_short(temperature, top_k)
+        if temperature > float32(0.0) and is_long and is_needed:
             best = passes.best_of_row(scratch)
         if best != uint64(0):
             largest = values.word_value(best)

@@ -6,7 +6,7 @@ what one kernel leaves for the next. Every function is called by all threads of 
 
 from typing import Any, Final
 
-from numba import cuda, float64, int32, uint32, uint64
+from numba import cuda, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -20,9 +20,10 @@ from ninfer.kernels.cuda.choice_selection import (
     select_word,
     short_word,
 )
+from ninfer.kernels.cuda.choice_short import NUM_LISTS, ROW_WORDS
 from ninfer.kernels.cuda.choice_values import NUM_BINS
 
-SLICES: Final = 64
+SLICES: Final = NUM_LISTS
 STRIDE: Final = 4 * BLOCK
 """Ids of one step of a block: each thread has four loads under way."""
 
@@ -36,7 +37,8 @@ COUNTS: Final = 2048  # u64 [NUM_BINS]
 MASSES: Final = COUNTS + 8 * NUM_BINS  # u64 [NUM_BINS]
 TOP_IDS: Final = MASSES + 8 * NUM_BINS  # u32 [MAX_IDS]
 NUCLEUS_IDS: Final = TOP_IDS + 4 * MAX_IDS  # u32 [MAX_IDS]
-ROW_BYTES: Final = NUCLEUS_IDS + 4 * MAX_IDS
+LISTS: Final = NUCLEUS_IDS + 4 * MAX_IDS  # u64 [SLICES][MOST]
+ROW_BYTES: Final = LISTS + 8 * ROW_WORDS
 
 
 Address = Any
@@ -78,6 +80,18 @@ def row_lines(
     mask_row = mask + uint64(row) * uint64(mask_words) * uint64(4)
     counted = counts + uint64(row_word(slots, row)) * uint64(vocabulary) * uint64(4)
     return line, mask_row, counted
+
+
+@device_function
+def fetch_four(
+    line: Address, mask_row: Address, counted: Address, once: Any, each: Any, token: Any, stop: Any
+) -> Any:
+    """Penalised logits of ids `BLOCK` apart from one on, then which of them are permitted."""
+    v0, p0 = values.fetch(line, mask_row, counted, once, each, token, stop)
+    v1, p1 = values.fetch(line, mask_row, counted, once, each, token + int32(BLOCK), stop)
+    v2, p2 = values.fetch(line, mask_row, counted, once, each, token + int32(2 * BLOCK), stop)
+    v3, p3 = values.fetch(line, mask_row, counted, once, each, token + int32(3 * BLOCK), stop)
+    return v0, v1, v2, v3, p0, p1, p2, p3
 
 
 @device_function
@@ -147,10 +161,7 @@ def list_bin(
     for start in range(0, stop - first, STRIDE):
         t0 = mine + int32(start)
         t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-        v0, _ = values.fetch(line, mask_row, counted, once, each, t0, stop)
-        v1, _ = values.fetch(line, mask_row, counted, once, each, t1, stop)
-        v2, _ = values.fetch(line, mask_row, counted, once, each, t2, stop)
-        v3, _ = values.fetch(line, mask_row, counted, once, each, t3, stop)
+        v0, v1, v2, v3, _, _, _, _ = fetch_four(line, mask_row, counted, once, each, t0, stop)
         append_id(_is_in_bin(v0, t0, largest, end, wanted_bin), t0, length, ids)
         append_id(_is_in_bin(v1, t1, largest, end, wanted_bin), t1, length, ids)
         append_id(_is_in_bin(v2, t2, largest, end, wanted_bin), t2, length, ids)
@@ -238,9 +249,6 @@ def bin_of_nucleus(
             weights[i] = uint64(0)
         total += weights[i]
     total = block_total(total, parts)
-    share = float64(total) * float64(top_p)
-    target = uint64(1)
-    if share > float64(1.0):
-        target = uint64(ptx.ceiling_f64(share))
+    target = values.mass_target(total, top_p)
     place, before = find_place(weights, NUM_BINS, target, parts, found)
     return int32(place), target - before

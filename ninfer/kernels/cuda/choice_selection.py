@@ -34,7 +34,7 @@ Shared = Any
 
 
 @device_function
-def _plus_below(reached: Any, lane: Any, step: Any) -> Any:
+def plus_below(reached: Any, lane: Any, step: Any) -> Any:
     """One step of an inclusive sum over lanes."""
     below = uint64(cuda.shfl_up_sync(0xFFFFFFFF, int64(reached), step))
     if lane >= step:
@@ -92,11 +92,11 @@ def find_place(weights: Shared, num_places: Any, target: Any, parts: Shared, fou
         for i in range(BLOCK // _LANES):
             mine += parts[tid * (BLOCK // _LANES) + i]
         reached = mine
-        reached = _plus_below(reached, tid, 1)
-        reached = _plus_below(reached, tid, 2)
-        reached = _plus_below(reached, tid, 4)
-        reached = _plus_below(reached, tid, 8)
-        reached = _plus_below(reached, tid, 16)
+        reached = plus_below(reached, tid, 1)
+        reached = plus_below(reached, tid, 2)
+        reached = plus_below(reached, tid, 4)
+        reached = plus_below(reached, tid, 8)
+        reached = plus_below(reached, tid, 16)
         before = reached - mine
         if before < target and reached >= target:
             part = tid * int32(BLOCK // _LANES)

@@ -9,7 +9,7 @@ sums over any order of threads have the same bits. Arithmetic is f32 from the lo
 import math
 from typing import Any, Final
 
-from numba import float32, int32, uint32, uint64
+from numba import float32, float64, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -60,16 +60,31 @@ def penalised_logit(logits: Address, counts: Address, token: Any, once: Any, eac
 
 
 @device_function
-def candidate_word(value: Any, token: Any) -> Any:
-    """Word of a penalised logit and its id; 0 for -inf."""
-    if not value > float32(-math.inf):
-        return uint64(0)
+def key_of(value: Any) -> Any:
+    """The upper half of a candidate's word; 0 for -inf."""
     bits = ptx.bits_of_f32(value)
     if bits >> uint32(31) != uint32(0):
         bits = ~bits
     else:
         bits = bits | uint32(0x80000000)
-    return (uint64(bits) << uint64(32)) | uint64(~uint32(token))
+    if not value > float32(-math.inf):
+        bits = uint32(0)
+    return uint32(bits)
+
+
+@device_function
+def word_of_key(key: Any, token: Any) -> Any:
+    """Word of a candidate by its key; 0 for no candidate."""
+    word = (uint64(key) << uint64(32)) | uint64(~uint32(token))
+    if key == uint32(0):
+        word = uint64(0)
+    return word
+
+
+@device_function
+def candidate_word(value: Any, token: Any) -> Any:
+    """Word of a penalised logit and its id; 0 for -inf."""
+    return word_of_key(key_of(value), token)
 
 
 @device_function
@@ -94,6 +109,16 @@ def mass_of(value: Any, largest: Any, temperature: Any) -> Any:
     """Fixed-point mass of a penalised logit, at most 2^36."""
     share = math.exp((value - largest) / temperature)
     return ptx.nearest_u64(share * float32(MASS_ONE))
+
+
+@device_function
+def mass_target(total: Any, top_p: Any) -> Any:
+    """Mass that top_p keeps of a total: at least one unit."""
+    share = float64(total) * float64(top_p)
+    target = uint64(1)
+    if share > float64(1.0):
+        target = uint64(ptx.ceiling_f64(share))
+    return target
 
 
 @device_function
