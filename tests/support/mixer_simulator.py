@@ -1,0 +1,170 @@
+"""`WarpSimulator` for kernels of attention and Gated DeltaNet: shuffles, matrix loads, f64.
+
+Lane-wise choices that kernels make by branches are listed here and replaced, because lanes are
+arrays. A matrix load whose rows share a bank of shared memory fails.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ninfer.kernels.cuda.delta_blocks import TRIANGLE_BYTES
+from tests.support import warp_simulator as base
+from tests.support.warp_simulator import GLOBAL, LANES, WarpSimulator
+
+Array = npt.NDArray[Any]
+_LANE = np.arange(LANES)
+_F32, _U32 = np.float32, np.uint32
+
+
+def _same(value: Any) -> Any:
+    """The one value that all lanes have."""
+    lanes = np.asarray(value).reshape(-1)
+    assert np.all(lanes == lanes[0])
+    return lanes[0]
+
+
+def _lanes(value: Any) -> Array:
+    return np.broadcast_to(np.asarray(value), (LANES,))
+
+
+def _chosen(flag: Any, value: Any, other: float = 0.0) -> Array:
+    return np.where(flag, np.asarray(value, _F32), _F32(other))
+
+
+def _log_decay(a: Any, a_log: Any, dt_bias: Any) -> Array:
+    x = np.asarray(a + dt_bias, _F32)
+    soft = np.where(x <= 20, np.log1p(np.exp(np.minimum(x, 20))), x)
+    return np.asarray(-np.exp(a_log) * soft, _F32)
+
+
+class _Intrinsics(base._Intrinsics):
+    def __init__(self, world: Any, shared: Any) -> None:
+        super().__init__(world, shared)
+        self._memories = {"store_": world, "put_shared_": shared}
+        for name, dtype, count in (
+            ("f32", _F32, 1), ("f32x2", _F32, 2), ("f32x4", _F32, 4), ("u32", _U32, 1),
+            ("u32x2", _U32, 2), ("u32x4", _U32, 4), ("f64", np.float64, 1),
+        ):  # fmt: skip
+            for prefix, memory in self._memories.items():
+                setattr(self, prefix + name, self._storer(memory, dtype))
+            setattr(self, f"shared_{name}", base._loader(shared, dtype, count))
+        self.shared_f64x2 = base._loader(shared, np.float64, 2)
+        self.shared_u16 = lambda address: shared.load(address, np.uint16).astype(_U32)
+        self.reciprocal = lambda x: _F32(1) / np.asarray(x, _F32)
+        self.power_of_two = lambda x: np.exp2(np.asarray(x, _F32))
+        self.square_root = lambda x: np.sqrt(np.asarray(x, _F32))
+        self.divide_u32 = lambda a, b: _U32(int(_same(a)) // int(_same(b)))
+
+    @staticmethod
+    def _storer(memory: Any, dtype: Any) -> Any:
+        return lambda address, *values: memory.store(address, values, dtype)
+
+    def load_i32(self, address: Any) -> int:
+        return int(_same(self._world.load(address, np.int32)))
+
+    def copy_async_16(self, to: Any, source: Any, nbytes: Any) -> None:
+        read = _lanes(nbytes) != 0
+        safe = np.where(read, _lanes(source).astype(np.int64), GLOBAL)
+        words = [np.where(read, word, 0).astype(_U32) for word in self._world.load(safe, _U32, 4)]
+        self._shared.store(to, words, _U32)
+
+    def _rows(self, address: Any) -> Array:
+        """Rows of four 8 x 8 matrices; those of one matrix lie in different banks."""
+        places = _lanes(address).astype(np.int64)
+        assert np.all(places % 16 == 0)
+        for matrix in places.reshape(4, 8):
+            assert len(set(matrix // 16 % 8)) == 8
+        rows = np.stack([self._shared.octets[place : place + 16] for place in places])
+        return rows.view(np.uint16).reshape(4, 8, 8).astype(_U32)
+
+    def load_matrices(self, address: Any) -> tuple[Array, ...]:
+        row, pair = _LANE >> 2, 2 * (_LANE & 3)
+        rows = self._rows(address)
+        return tuple(m[row, pair] | m[row, pair + 1] << _U32(16) for m in rows)
+
+    def load_matrices_transposed(self, address: Any) -> tuple[Array, ...]:
+        column, pair = _LANE >> 2, 2 * (_LANE & 3)
+        rows = self._rows(address)
+        return tuple(m[pair, column] | m[pair + 1, column] << _U32(16) for m in rows)
+
+
+class MixerSimulator(WarpSimulator):
+    """Runs kernels over one global memory; see `WarpSimulator`."""
+
+    def __init__(self, modules: Sequence[ModuleType], octets: Array) -> None:
+        super().__init__(modules, octets)
+        self._patched_modules = modules
+
+    @contextmanager
+    def _patched(
+        self,
+        shared: Any,
+        barrier: Any,
+        place: Any,
+        grid: tuple[int, int, int],
+        block: tuple[int, int],
+    ) -> Iterator[None]:
+        with (
+            super()._patched(shared, barrier, place, grid, block),
+            pytest.MonkeyPatch.context() as p,
+        ):
+            intrinsics = _Intrinsics(self.memory, shared)
+            stand_ins = {
+                "ptx": intrinsics,
+                "math": SimpleNamespace(exp=np.exp, log1p=np.log1p, log2=math.log2, e=math.e),
+                "where": _chosen,
+                "there": lambda scale, flag: _chosen(flag, scale),
+                "seen": lambda score, flag: _chosen(flag, score, -np.inf),
+                "store_parts": self._store_parts,
+                "sum_before": lambda value, lane: np.cumsum(value) - value,
+                "log_decay": _log_decay,
+            }
+            for module in self._patched_modules:
+                p.setattr(module, "min", np.minimum, raising=False)
+                p.setattr(module, "max", np.maximum, raising=False)
+                for name, stand_in in stand_ins.items():
+                    if hasattr(module, name):
+                        p.setattr(module, name, stand_in)
+                if hasattr(module, "cuda"):
+                    self._add_shuffles(module.cuda, barrier)
+            yield
+
+    @staticmethod
+    def _add_shuffles(cuda: Any, barrier: Any) -> None:
+        cuda.shfl_xor_sync = lambda mask, value, step: _lanes(value)[_LANE ^ step]
+        cuda.shfl_sync = lambda mask, value, lane: _lanes(value)[_lanes(lane)]
+        cuda.syncthreads = lambda: barrier.wait(200)
+
+    def _store_parts(self, address: Any, flag: Any, first: Any, second: Any) -> None:
+        """`delta_chunks.store_parts`: high and low parts of a pair."""
+        high = base._round_bf16(first) | base._round_bf16(second) << _U32(16)
+        low_half, high_half = base._bf16_halves(high)
+        rest = np.asarray(first, _F32) - low_half, np.asarray(second, _F32) - high_half
+        low = base._round_bf16(rest[0]) | base._round_bf16(rest[1]) << _U32(16)
+        self.memory.store(address, [high], _U32, np.asarray(flag))
+        self.memory.store(address + np.uint64(TRIANGLE_BYTES), [low], _U32, np.asarray(flag))
+
+
+def lay_out(buffers: dict[str, Array]) -> tuple[Array, dict[str, int], dict[str, Array]]:
+    """Put buffers into one memory.
+
+    Returns:
+        The memory, each buffer's address, and views of the buffers in it.
+    """
+    offsets, end = {}, 0
+    for name, values in buffers.items():
+        offsets[name] = end
+        end += -(-values.nbytes // 256) * 256
+    octets, views = np.zeros(end, np.uint8), {}
+    for name, values in buffers.items():
+        part = octets[offsets[name] : offsets[name] + values.nbytes]
+        part[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        views[name] = part.view(values.dtype).reshape(values.shape)
+    return octets, {name: GLOBAL + offset for name, offset in offsets.items()}, views
