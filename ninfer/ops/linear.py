@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ninfer.ops.checks import expect, require
 from ninfer.ops.context import OpContext
-from ninfer.ops.linear_operands import expect_format
+from ninfer.ops.linear_operands import expect_format, expect_product
 from ninfer.ops.linear_operands import expect_storage as expect_storage
 from ninfer.ops.linear_operands import expect_weight as expect_weight
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
@@ -87,7 +87,7 @@ def project(
         ShapeError: an operand differs from the above.
     """
     expect_storage(ctx, "x", x)
-    _expect_product(ctx, x, weight, out, first_column)
+    expect_product(ctx, x, weight, out, first_column)
     ctx.kernels.linear.project(ctx.stream, x, weight, out, first_column)
 
 
@@ -107,7 +107,7 @@ def project_all(
     """
     expect_storage(ctx, "x", x)
     for weight, out, first_column in products:
-        _expect_product(ctx, x, weight, out, first_column)
+        expect_product(ctx, x, weight, out, first_column)
     ctx.kernels.linear.project_all(ctx.stream, x, products)
 
 
@@ -128,16 +128,3 @@ def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor
     shape = (x.num_columns, weight.num_rows)
     expect("residual", residual, shape, ctx.device.activation_dtype)
     ctx.kernels.linear.project_add(ctx.stream, x, weight, residual)
-
-
-def _expect_product(
-    ctx: OpContext, x: LinearInput, weight: Matrix, out: Tensor, first_column: int
-) -> None:
-    expect_weight(ctx, "weight", weight, x.width)
-    require(len(out.shape) == 2, f"out: shape {out.shape}, expected two axes")
-    width = out.shape[1]
-    expect("out", out, (x.num_columns, width), ctx.device.activation_dtype, DType.F32)
-    require(
-        0 <= first_column <= width - weight.num_rows,
-        f"out: {weight.num_rows} rows at column {first_column} of {width}",
-    )

@@ -7,7 +7,7 @@ need a context.
 from ninfer.errors import ShapeError
 from ninfer.ops.checks import expect, require
 from ninfer.ops.context import OpContext
-from ninfer.tensor import DType, LinearInput, Matrix, TensorFormat
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
 
 WEIGHT_FORMATS = (
     TensorFormat.BF16,
@@ -53,3 +53,21 @@ def expect_weight(ctx: OpContext, name: str, weight: Matrix, width: int) -> None
     shape = (weight.parent_rows, weight.num_columns)
     nbytes = int(ctx.kernels.linear.resident_bytes(weight.format, *shape))
     expect(name, weight.storage, (nbytes,), DType.U8)
+
+
+def expect_product(
+    ctx: OpContext, x: LinearInput, weight: Matrix, out: Tensor, first_column: int
+) -> None:
+    """Require a weight for these columns, and an output with room for its rows.
+
+    Raises:
+        ShapeError: they do not fit each other.
+    """
+    expect_weight(ctx, "weight", weight, x.width)
+    require(len(out.shape) == 2, f"out: shape {out.shape}, expected two axes")
+    width = out.shape[1]
+    expect("out", out, (x.num_columns, width), ctx.device.activation_dtype, DType.F32)
+    require(
+        0 <= first_column <= width - weight.num_rows,
+        f"out: {weight.num_rows} rows at column {first_column} of {width}",
+    )
