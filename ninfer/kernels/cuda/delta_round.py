@@ -7,7 +7,8 @@ once: 128 KB of 128 x 128. Convolution, unit heads and gates of the column are m
 kernel, one task a warp, and so are the output and what the next fold needs. Blocks that share a key
 head read its part of the window and of the records; the one of them that has read last, by a
 counter, writes that part. Heads of whole groups of 64 write the linear input; others leave their
-outputs to `delta_output`.
+outputs to `delta_output`. A little over 400 lines: the steps of one kernel share its registers and
+shared memory, and are read in one go.
 """
 
 import math
