@@ -41,7 +41,16 @@ FAMILIES: Final = (
 )
 LAUNCHERS: Final = {
     *("paged_decode", "paged_prefill", "gather", "decode", "prefill", "append", "project"),
-    *("project_add", "route", "experts", "rms_norm", "swiglu", "count_tokens", "sample"),
+    *(
+        "project_add",
+        "project_all",
+        "route",
+        "experts",
+        "rms_norm",
+        "swiglu",
+        "count_tokens",
+        "sample",
+    ),
 }
 
 
@@ -76,12 +85,15 @@ class Sieve:
         return call
 
 
+def _matrices(args: tuple[Any, ...]) -> list[Matrix]:
+    """Weights among the arguments, those of several products included."""
+    lists = [arg for arg in args if isinstance(arg, list)]
+    every = (*args, *(item for products in lists for product in products for item in product))
+    return [arg for arg in every if isinstance(arg, Matrix)]
+
+
 def _suffix(args: tuple[Any, ...]) -> str:
-    shapes = [
-        f" {arg.format.name} {arg.num_rows}x{arg.num_columns}"
-        for arg in args
-        if isinstance(arg, Matrix)
-    ]
+    shapes = [f" {m.format.name} {m.num_rows}x{m.num_columns}" for m in _matrices(args)]
     if shapes:
         return "".join(shapes)
     widths = [arg for arg in args if isinstance(arg, LinearInput)]
@@ -89,8 +101,7 @@ def _suffix(args: tuple[Any, ...]) -> str:
 
 
 def _matrix_bytes(args: tuple[Any, ...]) -> int:
-    matrices = [arg for arg in args if isinstance(arg, Matrix)]
-    return sum(encoded_bytes(arg.format, (arg.num_rows, arg.num_columns)) for arg in matrices)
+    return sum(encoded_bytes(m.format, (m.num_rows, m.num_columns)) for m in _matrices(args))
 
 
 def breakdown(
