@@ -6,6 +6,7 @@ The only place that picks a concrete device and builds a Program. Who drives the
 what, is not known here.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -42,6 +43,7 @@ Progress = Callable[[int, int], None]
 
 _KV_ELEMENT_BYTES = {DType.F32: 4.0, DType.BF16: 2.0, DType.I8: 1 + 2 / SCALE_GROUP}
 
+_DRIVER_LIBRARY = "libcuda.so.1"
 _FINGERPRINT_BLOCKS = 64
 _FINGERPRINT_BLOCK_BYTES = 4096
 
@@ -205,6 +207,8 @@ def open_device(name: str) -> Device:
     if name == "host":
         return HostDevice()
     if name == "auto":
+        if not has_driver():
+            return HostDevice()
         try:
             return _open_cuda(0)
         except DeviceUnavailable:
@@ -214,6 +218,15 @@ def open_device(name: str) -> Device:
             f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"
         )
     return _open_cuda(int(name))
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is installed; asked before its device code, slow to load, is."""
+    try:
+        ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def _open_cuda(ordinal: int) -> Device:

@@ -115,10 +115,39 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_modules_of_the_command_line_do_not_load_the_compiler() -> None:
-    code = "import sys, ninfer.cli.main; print('numba' in sys.modules)"
+    code = (
+        "import sys; from ninfer.cli.main import build_parser; build_parser();"
+        "print('numba' in sys.modules)"
+    )
 
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
 
     assert output.stdout.strip() == "False"
+
+
+def test_a_command_waits_for_no_other_commands_modules() -> None:
+    code = (
+        "import sys; from ninfer.cli.main import build_parser; build_parser('chat');"
+        "print([m for m in ('flask', 'ninfer.convert', 'ninfer.cli.bench') if m in sys.modules])"
+    )
+
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+
+    assert output.stdout.strip() == "[]"
+
+
+def test_device_code_is_not_loaded_where_there_is_no_driver() -> None:
+    code = (
+        "import sys; from ninfer import model_stack; model_stack._DRIVER_LIBRARY = 'absent.so';"
+        "print(model_stack.open_device('auto').kind, 'ninfer.cuda' in sys.modules)"
+    )
+
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+
+    assert output.stdout.strip() == "host False"

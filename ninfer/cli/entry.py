@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ninfer.cli.collection import collection_paused
 from ninfer.cli.termination import Terminated
 
 INTERRUPTED = 130
@@ -37,8 +38,8 @@ def entry() -> NoReturn:
 
 
 def _run() -> int:
-    from ninfer.cli.main import main  # see the module's docstring
-
+    with collection_paused():
+        from ninfer.cli.main import main  # see the module's docstring
     return int(main(sys.argv[1:]))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import TextIO
 
+from ninfer.cli.collection import collection_paused
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
@@ -98,12 +99,13 @@ def open_engine(
     patience.daemon = True
     patience.start()
     try:
-        return Engine(
-            options.model,
-            config=engine_config(options, max_concurrency=max_concurrency),
-            chat_template=None if template is None else read_text(template),
-            progress=lambda done, total: console.progress("loading", done, total),
-        )
+        with collection_paused():
+            return Engine(
+                options.model,
+                config=engine_config(options, max_concurrency=max_concurrency),
+                chat_template=None if template is None else read_text(template),
+                progress=lambda done, total: console.progress("loading", done, total),
+            )
     finally:
         patience.cancel()
 

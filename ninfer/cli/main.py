@@ -1,10 +1,13 @@
 """Arguments, dispatch and exit codes of the command line.
 
-Each command is a module with ``add_arguments(parser)`` and ``run(options, console) -> ExitCode``.
-This file knows how a process of ours starts and ends and nothing about what the commands do.
+Each command is a module of this package, named like it, with ``add_arguments(parser)`` and
+``run(options, console) -> ExitCode``. Only the one that is asked for is imported: a person who
+chats does not wait for the server. This file knows how a process of ours starts and ends and
+nothing about what the commands do.
 """
 
 import argparse
+import importlib
 import json
 import platform
 import sys
@@ -12,16 +15,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol, cast
 
-from ninfer.cli import bench, chat, compile, convert, generate, inspect, score, serve, tokenize
+from ninfer.cli.collection import collection_paused
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
 from ninfer.cli.termination import Terminated
 from ninfer.errors import NinferError
-from ninfer.model_stack import device_summary
 from ninfer.version import __version__
+
+
+class Implementation(Protocol):
+    """What the module of a command offers."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console], ExitCode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,10 @@ class Command:
     name: str
     summary: str
     example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Console], ExitCode]
+
+    def load(self) -> Implementation:
+        """Import the command's module."""
+        return cast(Implementation, importlib.import_module(f"ninfer.cli.{self.name}"))
 
 
 COMMANDS = (
@@ -40,64 +51,48 @@ COMMANDS = (
         "generate",
         "answer one request",
         'ninfer generate model.ninfer --prompt "Why is the sky blue?"',
-        generate.add_arguments,
-        generate.run,
     ),
-    Command("chat", "talk", "ninfer chat model.ninfer", chat.add_arguments, chat.run),
+    Command("chat", "talk", "ninfer chat model.ninfer"),
     Command(
         "serve",
         "answer over HTTP, in OpenAI's and Anthropic's protocols",
         "ninfer serve model.ninfer --port 8000",
-        serve.add_arguments,
-        serve.run,
     ),
     Command(
         "inspect",
         "show what an artifact holds; opens no device",
         "ninfer inspect model.ninfer --tensors",
-        inspect.add_arguments,
-        inspect.run,
     ),
     Command(
         "convert",
         "turn a safetensors checkpoint into an artifact",
         "ninfer convert Qwen3.5-0.8B qwen3.5-0.8b.ninfer",
-        convert.add_arguments,
-        convert.run,
     ),
     Command(
         "compile",
         "compile CUDA kernels ahead of time; opens no device",
         "ninfer compile --model-id qwen3.6-27b --target sm_90",
-        compile.add_arguments,
-        compile.run,
     ),
     Command(
         "bench",
         "measure prefill and decode",
         "ninfer bench model.ninfer --concurrency 1,2,4,8",
-        bench.add_arguments,
-        bench.run,
     ),
-    Command(
-        "score",
-        "log-probabilities of a text",
-        "ninfer score model.ninfer --file text.txt",
-        score.add_arguments,
-        score.run,
-    ),
+    Command("score", "log-probabilities of a text", "ninfer score model.ninfer --file text.txt"),
     Command(
         "tokenize",
         "token ids of a text or a conversation; opens no device",
         'ninfer tokenize model.ninfer --text "Hello"',
-        tokenize.add_arguments,
-        tokenize.run,
     ),
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        asked: the one command whose options are wanted; those of all when None.
+    """
     parser = _Parser(
         prog="ninfer",
         description="Serve the Qwen3.5, Qwen3.6 and Qwen3.8 hybrid models on one device.",
@@ -114,9 +109,11 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=f"example: {command.example}",
             allow_abbrev=False,
         )
-        command.add_arguments(child)
-        add_console_options(child)
-        child.set_defaults(implementation=command)
+        if asked in (None, command.name):
+            implementation = command.load()
+            implementation.add_arguments(child)
+            add_console_options(child)
+            child.set_defaults(run=implementation.run)
     return parser
 
 
@@ -126,14 +123,16 @@ def main(arguments: Sequence[str]) -> ExitCode:
     Raises:
         SystemExit: help, version or a wrong option, as argparse does it.
     """
-    parser = build_parser()
-    for child in _named_commands(parser, arguments):
+    asked = next((word for word in arguments if not word.startswith("-")), "")
+    with collection_paused():
+        parser = build_parser(asked)
+    for child in _named_commands(parser, asked):
         apply_environment(child)
     options = parser.parse_args(arguments)
     console = Console(options)
-    command: Command = options.implementation
+    run: Callable[[argparse.Namespace, Console], ExitCode] = options.run
     try:
-        return command.run(options, console)
+        return run(options, console)
     except BrokenPipeError:
         return ExitCode.DONE
     except BaseException as error:  # noqa: BLE001 - process boundary: all becomes an exit code
@@ -142,13 +141,11 @@ def main(arguments: Sequence[str]) -> ExitCode:
         console.close()
 
 
-def _named_commands(
-    parser: argparse.ArgumentParser, arguments: Sequence[str]
-) -> list[argparse.ArgumentParser]:
+def _named_commands(parser: argparse.ArgumentParser, asked: str) -> list[argparse.ArgumentParser]:
     """The parser of the command that is run; only its variables are read."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return [action.choices[name] for name in arguments if name in action.choices][:1]
+        if isinstance(action, argparse._SubParsersAction) and asked in action.choices:
+            return [action.choices[asked]]
     return []
 
 
@@ -197,6 +194,8 @@ class _Version(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> NoReturn:
+        from ninfer.model_stack import device_summary  # loads the whole engine
+
         print(f"ninfer {__version__}")
         print(f"Python {platform.python_version()}")
         summary = device_summary()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ninfer.cli.collection import collection_paused
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.model_argument import add_model_argument, settle_model
@@ -123,12 +124,13 @@ def _loaded(
         console.progress("loading", done, total)
 
     template = options.chat_template
-    return Engine(
-        options.model,
-        config=config,
-        chat_template=None if template is None else read_text(template),
-        progress=report,
-    )
+    with collection_paused():
+        return Engine(
+            options.model,
+            config=config,
+            chat_template=None if template is None else read_text(template),
+            progress=report,
+        )
 
 
 def _keys(options: argparse.Namespace, console: Console) -> tuple[bytes, ...]:

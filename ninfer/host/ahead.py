@@ -57,15 +57,23 @@ class Job:
         return getattr(importlib.import_module(self.module), self.name)
 
     def is_on_disk(self) -> bool:
-        """Whether some compilation of the kernel is cached; a stale one only costs time."""
-        folder = Path(self.kernel().stats.cache_path)
-        return any(folder.glob(f"{self.module.rpartition('.')[2]}.{self.name}-*.nbi"))
+        """Whether some compilation of the kernel is cached."""
+        return is_on_disk(self.kernel())
+
+
+def is_on_disk(function: Any) -> bool:
+    """Whether some compilation of a kernel is cached; a stale one only costs time."""
+    kernel = function.py_func
+    module = kernel.__module__.rpartition(".")[2]
+    return any(Path(function.stats.cache_path).glob(f"{module}.{kernel.__name__}-*.nbi"))
 
 
 def compile_ahead(calls: Iterable[Call]) -> None:
     """Make sure that the kernels among these calls are compiled, using two processes if cold."""
-    jobs = {_job(function, args): None for function, args in calls if _is_kernel(function)}
-    missing = [job for job in jobs if not job.is_on_disk()]
+    kernels = [call for call in calls if _is_kernel(call[0])]
+    cached = {function: is_on_disk(function) for function in {call[0] for call in kernels}}
+    jobs = {_job(function, args): None for function, args in kernels if not cached[function]}
+    missing = list(jobs)
     if len(missing) < WORTH_A_PROCESS:
         return
     helper = _start(missing)

@@ -45,7 +45,7 @@ def test_every_missing_kernel_is_compiled_even_without_a_second_process(
             compiled.append((self.name, types))
 
     monkeypatch.setattr(ahead, "_start", lambda jobs: None)
-    monkeypatch.setattr(Job, "is_on_disk", lambda job: False)
+    monkeypatch.setattr(ahead, "is_on_disk", lambda function: False)
     monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
     kernels = [norm._rms_norm, pointwise._swiglu, sampling._count_tokens]
 

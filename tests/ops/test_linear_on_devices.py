@@ -73,7 +73,7 @@ def exact_and_bound(
     magnitude = np.abs(x.astype(np.float64)).sum(axis=1)
     bound = np.outer(magnitude, largest) * 32 * F32_UNIT
     if len(x) > 128:
-        bound += np.abs(x.astype(np.float64)) @ np.abs(values).T * 2.0**-9
+        bound += np.abs(x.astype(np.float64)) @ np.abs(values).T * 2.0**-8
     return x.astype(np.float64) @ values.T, bound
 
 
