@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -15,6 +16,8 @@ from typing import NoReturn
 from ninfer.cli.collection import collection_paused
 from ninfer.cli.termination import Terminated
 
+AGAIN_S = 0.02
+"""Seconds until the finaliser that a signal fell into has returned."""
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -22,6 +25,7 @@ TERMINATED = 143
 def entry() -> NoReturn:
     """Console script: run the command line, then leave with the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _raise_again
     _open_missing_streams()
     try:
         code = _run()
@@ -34,6 +38,11 @@ def entry() -> NoReturn:
     except (BrokenPipeError, ValueError):
         # The reader has left; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        # A full log keeps what it could not take; that is no reason to end in failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 
 
@@ -52,6 +61,20 @@ def _open_missing_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again that arrived inside a finaliser, where Python drops what is raised."""
+    match unraisable.exc_value:
+        case KeyboardInterrupt():
+            number = signal.SIGINT
+        case Terminated():
+            number = signal.SIGTERM
+        case _:
+            sys.__unraisablehook__(unraisable)
+            return
+    arguments = (threading.main_thread().ident, number)
+    threading.Timer(AGAIN_S, signal.pthread_kill, arguments).start()
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

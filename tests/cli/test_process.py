@@ -82,3 +82,31 @@ def test_signal_ends_with_its_code_and_without_a_traceback(
 
     assert process.returncode == code
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("Terminated", 143)])
+def test_signal_inside_a_finaliser_is_not_lost(raised: str, code: int) -> None:
+    program = f"""
+import time
+from ninfer.cli import main as cli
+from ninfer.cli.entry import entry
+from ninfer.cli.termination import Terminated
+
+class Last:
+    def __del__(self):
+        raise {raised}
+
+def run(arguments):
+    last = Last()
+    del last
+    time.sleep(20)
+
+cli.main = run
+entry()
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (code, "")

@@ -37,7 +37,13 @@ def join(parts: list[Path], folder: Path) -> None:
     """Unpack the files that `split` wrote."""
     content = b"".join(path.read_bytes() for path in sorted(parts, key=lambda path: path.name))
     with tarfile.open(fileobj=io.BytesIO(content), mode="r") as archive:
-        archive.extractall(folder, filter="data")
+        for member in archive:
+            stored = archive.extractfile(member)
+            place = (folder / member.name).resolve()
+            if stored is None or not place.is_relative_to(folder.resolve()):
+                raise ValueError(f"{member.name} is not a file that split writes")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(stored.read())
 
 
 def main(arguments: list[str]) -> int:
