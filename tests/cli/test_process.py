@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def model() -> Path:
     return artifact_path("tiny-dense", "bf16")
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Let children hear SIGINT also where the tests run in the background of a shell."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
