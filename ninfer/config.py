@@ -6,7 +6,9 @@ line's business.
 """
 
 import enum
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ninfer.errors import ConfigurationError
 
@@ -14,6 +16,16 @@ MAX_CONCURRENCY = 8
 PAGE_TOKENS = 64
 PREFILL_CHUNK_MULTIPLE = 128
 MAX_DRAFT_TOKENS = {"mtp": 5, "dflash": 15, "dflash2": 15}
+
+
+def user_cache_folder() -> Path:
+    """Folder of what this user's processes may keep and anyone may delete.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(root) if root.startswith("/") else Path.home() / ".cache") / "ninfer"
 
 
 class Purpose(enum.Enum):

@@ -159,11 +159,14 @@ class Engine:
 
         The publisher's values, except that a chat answer without thinking has a preset of its own.
         """
-        published = self.frontend.sampling_defaults
         is_plain_chat = prepared.is_chat and prepared.start is Channel.CONTENT
-        if is_plain_chat and not published.is_greedy:
-            return NON_THINKING_PRESET
-        return published
+        return self.plain_chat_preset if is_plain_chat else self.frontend.sampling_defaults
+
+    @property
+    def plain_chat_preset(self) -> SamplingParams:
+        """Sampling values of a chat answer without thinking; a greedy publisher's stay greedy."""
+        published = self.frontend.sampling_defaults
+        return published if published.is_greedy else NON_THINKING_PRESET
 
     def status(self) -> EngineStatus:
         """The newest published snapshot; takes no lock."""

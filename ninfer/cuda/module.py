@@ -25,6 +25,7 @@ from typing import Any, Final
 from numba import cuda
 from numba.cuda import types
 
+from ninfer.config import user_cache_folder
 from ninfer.cuda import driver
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
 from ninfer.errors import DeviceUnavailable, InvariantError
@@ -96,9 +97,7 @@ def complaints(kernel: Kernel, figures: Figures) -> list[str]:
 
 def default_folder() -> Path:
     """Folder of compiled kernels of this user."""
-    root = os.environ.get("XDG_CACHE_HOME") or ""
-    folder = Path(root) if root.startswith("/") else Path.home() / ".cache"
-    return folder / "ninfer" / "kernels"
+    return user_cache_folder() / "kernels"
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 from ninfer.errors import RequestError
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.generation import SamplingParams, shown
-from ninfer.runtime import NON_THINKING_PRESET, Engine
+from ninfer.runtime import Engine
 
 
 def models_list(engine: Engine) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def model_object(engine: Engine) -> dict[str, Any]:
         },
         "sampling_defaults": {
             "thinking": _preset_json(engine.frontend.sampling_defaults),
-            "non_thinking": _preset_json(NON_THINKING_PRESET),
+            "non_thinking": _preset_json(engine.plain_chat_preset),
         },
         "speculative": speculative,
         "kv_dtype": config.kv_dtype.value,

@@ -27,9 +27,13 @@ class LyingProgram(ScriptedProgram):
     lie = ""
 
     def decode(
-        self, rows: Sequence[SequenceHandle], masks: Sequence[TokenMask | None] = ()
+        self,
+        rows: Sequence[SequenceHandle],
+        masks: Sequence[TokenMask | None] = (),
+        *,
+        is_steady: bool = False,
     ) -> PendingBatch:
-        batch = super().decode(rows, masks)
+        batch = super().decode(rows, masks, is_steady=is_steady)
         first, last = batch.rows[0], batch.rows[-1]
         match self.lie:
             case "drop a row":

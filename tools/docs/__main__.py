@@ -48,10 +48,11 @@ Every long option of the command line, except those that exclude one another, ha
 variable that gives its default; the command line wins. A value that does not parse is an error.
 Flags take `0` or `1`. This page is generated from the options.
 
-`NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in `__pycache__`
-folders beside the kernels or, where those cannot be written, in the user's cache folder. Deleting
-the cache is always safe. `NO_COLOR` and `TERM=dumb` switch colour and rewritten lines off.
-`XDG_STATE_HOME` moves the folder of the key that signs thinking blocks of Anthropic replies.
+`NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in
+`ninfer/host-kernels` of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`). Deleting the
+cache is always safe; where it cannot be written, each process compiles anew. `NO_COLOR` and
+`TERM=dumb` switch colour and rewritten lines off. `XDG_STATE_HOME` moves the folder of the key that
+signs thinking blocks of Anthropic replies.
 
 | variable | option | commands |
 |---|---|---|

@@ -1,7 +1,6 @@
 """The kernel table of the host device: one module for each op family.
 
-Compiled kernels are kept beside the modules, or in the user's cache directory where that is not
-writable; ``NUMBA_CACHE_DIR`` names another place.
+Compiled kernels are kept in the user's cache folder; ``NUMBA_CACHE_DIR`` names another place.
 """
 
 from ninfer.kernels.host import (
