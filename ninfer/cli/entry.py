@@ -70,6 +70,7 @@ def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
             number = signal.SIGINT
         case Terminated():
             number = signal.SIGTERM
+            signal.signal(number, _terminate)
         case _:
             sys.__unraisablehook__(unraisable)
             return
@@ -78,4 +79,5 @@ def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the closing off
     raise Terminated

@@ -119,3 +119,29 @@ entry()
     )
 
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_second_sigterm_does_not_break_the_closing_off() -> None:
+    program = """
+import os, signal, time
+from ninfer.cli import main as cli
+from ninfer.cli.entry import entry
+
+def run(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        print("closed")
+
+cli.main = run
+entry()
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+    assert (done.returncode, done.stdout) == (143, "closed\n")
