@@ -191,6 +191,7 @@ class CudaStream:
                 block,
                 kernel.dynamic_shared_bytes,
                 values,
+                cluster=kernel.cluster,
                 programmatic=self._owner.has_programmatic_launch,
             )
 
