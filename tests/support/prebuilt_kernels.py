@@ -14,6 +14,7 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt
 from ninfer.kernels.cuda.expert_gate import make_gate
 from ninfer.kernels.cuda.expert_plan import make_plan
+from ninfer.kernels.cuda.gated_delta import DeltaHeads, kernels_of
 from ninfer.kernels.cuda.kv_cache import make_append
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
@@ -28,6 +29,7 @@ def test_variants() -> tuple[Kernel, ...]:
         *(make_append(32, 16, 1e7, (3, 3, 2), is_int8) for is_int8 in (False, True)),
         *(make_gate(format, 3, 1, True) for format in PAIR_FORMATS),
         make_plan(16),
+        *kernels_of(DeltaHeads(1, 2, 8, 16)),
     )
 
 
