@@ -12,9 +12,10 @@ from pathlib import Path
 from ninfer.compilation import declared_kernels
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt
+from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.expert_gate import make_gate
 from ninfer.kernels.cuda.expert_plan import make_plan
-from ninfer.kernels.cuda.gated_delta import DeltaHeads, kernels_of
+from ninfer.kernels.cuda.gated_delta import kernels_of
 from ninfer.kernels.cuda.kv_cache import make_append
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
