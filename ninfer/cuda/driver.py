@@ -304,7 +304,6 @@ def launch(
     shared_bytes: int,
     args: Sequence[Any],
     *,
-    cluster: int = 1,
     programmatic: bool,
 ) -> None:
     """Enqueue a kernel.
@@ -316,7 +315,6 @@ def launch(
         block: threads of each axis.
         shared_bytes: dynamic shared memory.
         args: ctypes values, in the order of the kernel's parameters.
-        cluster: blocks of the first axis that run together.
         programmatic: the kernel may start before its predecessor has ended; it waits by itself.
     """
     config = cu.CUlaunchConfig()
@@ -324,12 +322,9 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = block
     config.sharedMemBytes = shared_bytes
     config.hStream = stream
-    attributes = [_programmatic_attribute()] if programmatic else []
-    if cluster > 1:
-        attributes.append(_cluster_attribute(cluster))
-    if attributes:
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
+    if programmatic:
+        config.attrs = [_programmatic_attribute()]
+        config.numAttrs = 1
     pointers = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(arg) for arg in args))
     _checked(cu.cuLaunchKernelEx, config, function, ctypes.addressof(pointers), 0)
 
@@ -339,15 +334,6 @@ def _programmatic_attribute() -> Any:
     attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     value = cu.CUlaunchAttributeValue()
     value.programmaticStreamSerializationAllowed = 1
-    attribute.value = value
-    return attribute
-
-
-def _cluster_attribute(blocks: int) -> Any:
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    value = cu.CUlaunchAttributeValue()
-    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = blocks, 1, 1
     attribute.value = value
     return attribute
 

@@ -44,8 +44,6 @@ class Kernel:
         dynamic_shared_bytes: what every launch asks for.
         min_blocks: blocks that must fit on a multiprocessor; 0 leaves it to the compiler.
         is_warpgroup: uses instructions of `warpgroup`, which only sm_90 has.
-        cluster: neighbouring blocks of the first axis that run together and read one another's
-            shared memory; 1 where blocks are on their own. Needs sm_90 or later.
     """
 
     name: str
@@ -56,7 +54,6 @@ class Kernel:
     dynamic_shared_bytes: int = 0
     min_blocks: int = 0
     is_warpgroup: bool = False
-    cluster: int = 1
 
 
 def source_digest(kernel: Kernel) -> str:
@@ -66,8 +63,6 @@ def source_digest(kernel: Kernel) -> str:
     digest.update(repr(attributes).encode())
     if kernel.is_warpgroup:
         digest.update(f"warpgroup 1 {kernel.max_registers}".encode())
-    if kernel.cluster > 1:
-        digest.update(f"cluster {kernel.cluster}".encode())
     for line in _describe(kernel.function, set()):
         digest.update(line.encode())
         digest.update(b"\0")

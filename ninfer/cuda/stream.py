@@ -191,7 +191,6 @@ class CudaStream:
                 block,
                 kernel.dynamic_shared_bytes,
                 values,
-                cluster=kernel.cluster,
                 programmatic=self._owner.has_programmatic_launch,
             )
 
