@@ -24,7 +24,6 @@ WIDE_SCRATCH_BYTES: Final = 384 << 20
 NUM_COUNTERS: Final = 1 << 14
 """Words of each stream that are zero between kernels: 128 rows of 128 key heads."""
 
-_STATIC_SHARED_BYTES: Final = 48 * 1024  # above this a function must opt in
 _PROGRAMMATIC_CC: Final = (9, 0)
 
 
@@ -204,8 +203,9 @@ class CudaDevice:
             module = driver.load_module(compiled.cubin)
             self._modules.append(module)
             found = driver.module_function(module, kernel.name)
-            if kernel.dynamic_shared_bytes + compiled.figures.shared_bytes > _STATIC_SHARED_BYTES:
-                driver.allow_dynamic_shared(found, kernel.dynamic_shared_bytes)
+            if kernel.dynamic_shared_bytes > 0:  # a launch may ask for more than the kernel needs
+                most = self.shared_bytes - compiled.figures.shared_bytes
+                driver.allow_dynamic_shared(found, max(kernel.dynamic_shared_bytes, most))
             self._functions[kernel] = found
         return found
 

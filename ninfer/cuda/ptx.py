@@ -81,6 +81,7 @@ def define(
 # Programmatic dependent launch: removed from the text for targets that have no such instruction.
 wait_for_predecessor = define("griddepcontrol.wait;", [], [], is_ordered=True)
 release_successor = define("griddepcontrol.launch_dependents;", [], [], is_ordered=True)
+sync_warp = define("bar.warp.sync 0xffffffff;", [], [], is_ordered=True)
 trap = define("trap;", [], [], is_ordered=True)
 
 # Global loads. `once_` is for weights that are read once: no L1 line, whole 256 bytes into L2.
@@ -170,6 +171,15 @@ store_f32_if = define(
 )
 
 # Words and numbers.
+kept_u32 = (
+    define(  # a constant that stays in a register: the assembler cannot know it, and does not
+        # set it anew before each use; bit 31 must be 0, and all lanes of the warp are there
+        "{ .reg .u32 z; mov.u32 z, %lanemask_lt; and.b32 z, z, 0x80000000; or.b32 z, z, $1; "
+        "shfl.sync.idx.b32 $0, z, 0, 0x1f, 0xffffffff; }",
+        [_U32],
+        [_U32],
+    )
+)
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
@@ -248,6 +258,12 @@ copy_async_4 = define(
 )
 copy_async_16_if = define(  # where the last operand is not 0; past the first-level cache
     "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p cp.async.cg.shared.global.L2::256B [$0], [$1], 16; }",
+    [],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
+copy_weights_16_if = define(  # the same, for neighbouring pieces that are asked for together
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p cp.async.cg.shared.global.L2::128B [$0], [$1], 16; }",
     [],
     [_U32, _U64, _U32],
     is_ordered=True,

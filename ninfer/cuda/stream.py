@@ -165,6 +165,7 @@ class CudaStream:
         args: Sequence[Argument],
         *,
         threads: int | None = None,
+        shared_bytes: int | None = None,
     ) -> None:
         """Enqueue a kernel; one without blocks is nothing.
 
@@ -175,6 +176,7 @@ class CudaStream:
             grid: blocks of each axis.
             args: values in the order of the kernel's parameters.
             threads: of a block; the kernel's maximum when None.
+            shared_bytes: dynamic, of a block; what the kernel needs when None.
         """
         if 0 in grid:
             return
@@ -182,6 +184,7 @@ class CudaStream:
             raise ShapeError(f"{kernel.name}: {len(args)} arguments for {len(kernel.params)}")
         values = [_CTYPES[param](arg) for param, arg in zip(kernel.params, args, strict=True)]
         block = (kernel.threads if threads is None else threads, 1, 1)
+        dynamic = kernel.dynamic_shared_bytes if shared_bytes is None else shared_bytes
 
         def enqueue() -> None:
             driver.launch(
@@ -189,7 +192,7 @@ class CudaStream:
                 self._owner.function(kernel),
                 grid,
                 block,
-                kernel.dynamic_shared_bytes,
+                dynamic,
                 values,
                 programmatic=self._owner.has_programmatic_launch,
             )

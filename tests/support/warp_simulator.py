@@ -174,6 +174,15 @@ class _Intrinsics:
         safe = np.where(mask != 0, np.asarray(source).astype(np.int64), GLOBAL)
         self._shared.store(to, self._world.load(safe, np.uint32, 4), np.uint32, mask)
 
+    def copy_weights_16_if(self, to: Any, source: Any, mask: Any) -> None:
+        self.copy_async_16_if(to, source, mask)
+
+    def kept_u32(self, value: Any) -> Any:
+        return value
+
+    def sync_warp(self) -> None:
+        """Lanes of a warp are one thread."""
+
     def put_shared_f32(self, address: Any, value: Any) -> None:
         self._shared.store(address, [value], np.float32)
 

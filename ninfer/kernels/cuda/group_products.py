@@ -27,9 +27,16 @@ def unit_groups(format: TensorFormat, unit_slabs: int) -> int:
     return unit_slabs // (PAIR_FORMATS[format].group_slabs or unit_slabs)
 
 
-def make_multiply(format: TensorFormat, row_tiles: int, column_tiles: int, unit_slabs: int) -> Any:
+def make_multiply(
+    format: TensorFormat,
+    row_tiles: int,
+    column_tiles: int,
+    unit_slabs: int,
+    *,
+    keeps_masks: bool = False,
+) -> Any:
     """Products of a unit: (stored, lane, unit, x, s, total); ``stored`` is the first row tile's."""
-    functions = tile_functions(format)
+    functions = tile_functions(format, keeps_masks=keeps_masks)
     load_codes, load_high = functions.load_codes, functions.load_high
     load_scales, pairs = functions.load_scales, functions.pairs
     tile_bytes, slabs = PAIR_FORMATS[format].tile_bytes, PAIR_FORMATS[format].unit_slabs

@@ -1,6 +1,7 @@
 """Linear products on CUDA: launchers, and which kernel takes how many columns.
 
-    1..128 columns    `skinny_product`: one arithmetic for each (format, K), bandwidth-bound
+    1..8 columns      `few_product`: bandwidth-bound, several weights in one launch
+    9..128 columns    `skinny_product`: the same bits
     more, on sm_90    `coded_linear`: prefill, weights rounded to bf16, bound by tensor cores
     more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores
 
@@ -14,9 +15,10 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import coded_linear, fragments
+from ninfer.kernels.cuda import coded_linear, few_product, fragments
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
+from ninfer.kernels.cuda.few_shape import MOST_COLUMNS
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.cuda.product_output import Output
@@ -101,30 +103,28 @@ def project_all(
 ) -> None:
     """Write the products of several weights."""
     made = [(weight, out, first, _stored(out)) for weight, out, first in products]
-    if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
+    if x.num_columns <= MOST_COLUMNS:
+        few_product.multiply_few(stream, x, made)
+    elif x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
         coded_linear.multiply_coded(stream, x, made)
     else:
         for product in made:
             _multiply(stream, x, *product)
 
 
-def skinny_for(format: TensorFormat, num_rows: int, num_columns: int) -> Skinny:
-    """Shape of the blocks that multiply ``num_rows`` rows with up to 128 columns."""
-    column_tiles = 1 if num_columns <= 8 else 2
+def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
+    """Shape of the blocks that multiply ``num_rows`` rows with 9 to 128 columns."""
     is_nibble = PAIR_FORMATS[format].slab_words == 1
-    if column_tiles == 1 and format is TensorFormat.BF16 and num_rows <= _FEW_ROWS:
-        # Few blocks: no other one shares the multiprocessor, and the ring holds most of a part.
-        return Skinny(format, 1, 1, 5, 1)
     row_tiles = 2 if is_nibble and num_rows > _FEW_ROWS else 1
-    return Skinny(format, row_tiles, column_tiles, 3, 2)
+    return Skinny(format, row_tiles, 2, 3, 2)
 
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
-    kernels = [make_pack(True), make_pack(False), *coded_linear.declared()]
+    kernels = [make_pack(True), make_pack(False), *few_product.declared(), *coded_linear.declared()]
     for format in PAIR_FORMATS:
         kernels += [make_repack(format), make_tile_product(tile_shape(format))]
-        shapes_of = [skinny_for(format, rows, n) for n in (1, 9) for rows in (1, _FEW_ROWS + 1)]
+        shapes_of = [skinny_for(format, rows) for rows in (1, _FEW_ROWS + 1)]
         kernels += [make_skinny(shape) for shape in dict.fromkeys(shapes_of)]
     return tuple(kernels)
 
@@ -141,6 +141,9 @@ def _multiply(
     first_column: int,
     output: Output,
 ) -> None:
+    if x.num_columns <= MOST_COLUMNS:
+        few_product.multiply_few(stream, x, ((weight, out, first_column, output),))
+        return
     if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
         coded_linear.multiply_coded(stream, x, ((weight, out, first_column, output),))
         return
@@ -148,7 +151,7 @@ def _multiply(
     first_tile = weight.first_row // TILE_ROWS
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile
     if x.num_columns <= SKINNY_COLUMNS:
-        shape = skinny_for(weight.format, weight.num_rows, x.num_columns)
+        shape = skinny_for(weight.format, weight.num_rows)
         kernel, grid = make_skinny(shape), shape.grid(row_tiles, x.num_columns)
     else:
         kernel = make_tile_product(tile_shape(weight.format))

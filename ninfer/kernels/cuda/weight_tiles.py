@@ -14,7 +14,7 @@ from numba import uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_slab_pairs
 from ninfer.tensor import TensorFormat
 
 Address = Any
@@ -45,14 +45,14 @@ class TileFunctions:
 
 
 @cache
-def tile_functions(format: TensorFormat) -> TileFunctions:
-    """Make the functions of a format."""
+def tile_functions(format: TensorFormat, *, keeps_masks: bool = False) -> TileFunctions:
+    """Make the functions of a format; with masks in registers where a kernel has some to spare."""
     return TileFunctions(
         _make_copy(format),
         _make_load_codes(format),
         _make_load_scales(format),
         _make_load_high(format),
-        _make_pairs(format),
+        _make_pairs(format, keeps_masks),
         _make_scale(format),
     )
 
@@ -140,10 +140,10 @@ def _last_pair(words: Array, first: int, high: Any) -> Any:
     return pair | (high >> uint32(11)) & (mask << uint32(4))
 
 
-def _make_pairs(format: TensorFormat) -> Any:
+def _make_pairs(format: TensorFormat, keeps_masks: bool) -> Any:
     layout = PAIR_FORMATS[format]
     high_bytes, slab_words, unit_slabs = layout.high_bytes, layout.slab_words, layout.unit_slabs
-    slab_pairs = layout.slab_pairs
+    slab_pairs = make_slab_pairs(format, keeps_masks=keeps_masks)
     bits = high_bytes // 128  # of each code: 1, 2, or none
 
     @device_function

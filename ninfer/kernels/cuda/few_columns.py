@@ -1,0 +1,243 @@
+"""How a warp walks through its part of K in a product of up to eight columns.
+
+Two ways to bring the columns, one order of products: through the ring, as far ahead as the weights
+they meet, or by loads from the first-level cache, one unit ahead. Source: `few_walk`.
+"""
+
+from typing import Any, Final
+
+from numba import cuda, float32, int32, uint32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.few_shape import RINGED_COLUMNS, FewShape
+from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
+from ninfer.kernels.cuda.skinny_shape import CHUNK_BYTES, PARTS, WAITS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+
+Address = Any
+Array = Any
+Index = Any
+
+_SUMS_STEP: Final = 64  # bytes of the group sums of a k tile
+
+
+def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
+    """A warp's way through its part; columns lie in the ring behind the weights."""
+    format, stages = shape.format, shape.stages
+    stage_bytes, ring_bytes = shape.stage_bytes, shape.warp_bytes
+    unit_slabs = PAIR_FORMATS[format].unit_slabs
+    units, num_words = 4 // unit_slabs, 4 * unit_slabs
+    num_group_sums = 2 * unit_groups(format, unit_slabs)
+    ask_columns, load = _make_ask_columns(shape), _make_load_stored(shape)
+    multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs, keeps_masks=True)
+    wait_copies = WAITS[stages]
+
+    @device_function
+    def walk(
+        ring: Address,
+        source: Array,
+        base: Address,
+        sums: Address,
+        part: Index,
+        count: Index,
+        num_columns: Index,
+        lane: Index,
+        total: Array,
+    ) -> None:
+        x = cuda.local.array(num_words, uint32)
+        s = cuda.local.array(num_group_sums, float32)
+        exists = uint32(((lane & uint32(15)) >> uint32(2)) < uint32(num_columns))
+        at = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(_piece_offset(lane))
+        sums_from = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(lane * uint32(16))
+        chunk, pair = _own_places(lane, num_columns)
+        left = count
+        mine = uint32(ring + lane * uint32(16))
+        for stage in range(stages - 1):
+            to = uint32(mine + uint32(stage * stage_bytes))
+            ask_columns(to, at, sums_from, lane, uint32(left > int32(0)), exists)
+            at += uint64(PARTS * CHUNK_BYTES)
+            sums_from += uint64(PARTS * _SUMS_STEP)
+            left = int32(left - int32(1))
+            ptx.close_copies()
+        slot = ring
+        last = uint32(ring + uint32((stages - 1) * stage_bytes))
+        end = uint32(ring + uint32(ring_bytes))
+        n = count
+        while n > int32(0):
+            wait_copies()
+            ptx.sync_warp()
+            is_inside = uint32(left > int32(0))
+            to = uint32(last + lane * uint32(16))
+            ask(to, source, lane, is_inside)
+            ask_columns(to, at, sums_from, lane, is_inside, exists)
+            at += uint64(PARTS * CHUNK_BYTES)
+            sums_from += uint64(PARTS * _SUMS_STEP)
+            left = int32(left - int32(1))
+            ptx.close_copies()
+            for unit in range(units):
+                load(uint32(slot + chunk), uint32(slot + pair), unit, x, s)
+                multiply(slot, lane, unit, x, s, total)
+            last = slot
+            slot = _next_slot(slot, stage_bytes, ring, end)
+            n = int32(n - int32(1))
+
+    return walk
+
+
+def make_direct_walk(shape: FewShape, ask: Any) -> Any:
+    """A warp's way through its part; columns are loaded one unit ahead."""
+    format, stages = shape.format, shape.stages
+    stage_bytes, ring_bytes = shape.stage_bytes, shape.warp_bytes
+    unit_slabs = PAIR_FORMATS[format].unit_slabs
+    units, num_words = 4 // unit_slabs, 4 * unit_slabs
+    num_group_sums = 2 * unit_groups(format, unit_slabs)
+    load, take = _make_load(shape), _make_take(num_words, num_group_sums)
+    multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs, keeps_masks=True)
+    wait_copies = WAITS[stages]
+
+    @device_function
+    def walk(
+        ring: Address,
+        source: Array,
+        base: Address,
+        sums: Address,
+        part: Index,
+        count: Index,
+        num_columns: Index,
+        lane: Index,
+        total: Array,
+    ) -> None:
+        x = cuda.local.array(num_words, uint32)
+        s = cuda.local.array(num_group_sums, float32)
+        next_x = cuda.local.array(num_words, uint32)
+        next_s = cuda.local.array(num_group_sums, float32)
+        own_chunk, own_pair = _own_places(lane, num_columns)
+        chunk = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(own_chunk)
+        pair = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(own_pair)
+        left = int32(count - int32(stages - 1))
+        n = count
+        if n > int32(0):
+            load(chunk, pair, 0, x, s)
+        slot = ring
+        last = uint32(ring + uint32((stages - 1) * stage_bytes))
+        end = uint32(ring + uint32(ring_bytes))
+        while n > int32(0):
+            wait_copies()
+            ptx.sync_warp()
+            ask(uint32(last + lane * uint32(16)), source, lane, uint32(left > int32(0)))
+            left = int32(left - int32(1))
+            ptx.close_copies()
+            for unit in range(units):
+                if unit + 1 < units:
+                    load(chunk, pair, unit + 1, next_x, next_s)
+                elif n > int32(1):
+                    chunk += uint64(PARTS * CHUNK_BYTES)
+                    pair += uint64(PARTS * _SUMS_STEP)
+                    load(chunk, pair, 0, next_x, next_s)
+                multiply(slot, lane, unit, x, s, total)
+                take(next_x, next_s, x, s)
+            last = slot
+            slot = _next_slot(slot, stage_bytes, ring, end)
+            n = int32(n - int32(1))
+
+    return walk
+
+
+@device_function
+def _own_places(lane: Index, num_columns: Index) -> Any:
+    """Offsets of a lane's chunk in a slab and of its sums; absent columns read the last one."""
+    column = ptx.smaller_u32(lane >> uint32(2), uint32(num_columns - 1))
+    quad = uint32(lane & uint32(3))
+    return uint32(column * uint32(64) + quad * uint32(16)), uint32(quad * uint32(8))
+
+
+@device_function
+def _piece_offset(lane: Index) -> Any:
+    """Offset in memory of what a lane brings: 16 lanes take four columns of one slab."""
+    slab, piece = uint32(lane >> uint32(4)), uint32(lane & uint32(15))
+    return uint32(slab * uint32(512) + piece * uint32(16))
+
+
+@device_function
+def _next_slot(slot: Index, step: int, ring: Index, end: Index) -> Any:
+    moved = uint32(slot + uint32(step))
+    if moved == end:
+        moved = uint32(ring)
+    return moved
+
+
+def _make_ask_columns(shape: FewShape) -> Any:
+    """Ask for the columns of a k tile; half of what a slab has in memory, 16 lanes bring it."""
+    has_sums = PAIR_FORMATS[shape.format].offset > 0
+    weight_bytes = shape.weight_bytes
+    sums_at = weight_bytes + RINGED_COLUMNS * 256
+
+    @device_function
+    def ask_columns(
+        to: Address, base: Address, sums: Address, lane: Index, is_inside: Index, exists: Index
+    ) -> None:
+        is_asked = is_inside & exists
+        for step in range(2):
+            at = to + uint32(weight_bytes + step * 512)
+            ptx.copy_async_16_if(at, base + uint64(step * 1024), is_asked)
+        if has_sums:
+            at = to + uint32(sums_at)
+            ptx.copy_async_16_if(at, sums, is_inside & uint32(lane < uint32(4)))
+
+    return ask_columns
+
+
+def _make_load_stored(shape: FewShape) -> Any:
+    """Chunks and group sums of a unit from the ring."""
+    unit_slabs = PAIR_FORMATS[shape.format].unit_slabs
+    groups = unit_groups(shape.format, unit_slabs)
+    has_sums = PAIR_FORMATS[shape.format].offset > 0
+    weight_bytes = shape.weight_bytes
+    sums_at = weight_bytes + RINGED_COLUMNS * 256
+
+    @device_function
+    def load(chunk: Address, pair: Address, unit: int, x: Array, s: Array) -> None:
+        for w in range(unit_slabs):
+            i = w * 4
+            at = chunk + uint32(weight_bytes + (unit * unit_slabs + w) * RINGED_COLUMNS * 64)
+            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(at)
+        if has_sums:
+            for g in range(groups):
+                at = pair + uint32(sums_at + (unit * groups + g) * 32)
+                s[g * 2], s[g * 2 + 1] = ptx.shared_f32x2(at)
+
+    return load
+
+
+def _make_load(shape: FewShape) -> Any:
+    """Chunks and group sums of a unit from memory."""
+    unit_slabs = PAIR_FORMATS[shape.format].unit_slabs
+    groups = unit_groups(shape.format, unit_slabs)
+    has_sums = PAIR_FORMATS[shape.format].offset > 0
+
+    @device_function
+    def load(chunk: Address, pair: Address, unit: int, x: Array, s: Array) -> None:
+        for w in range(unit_slabs):
+            i = w * 4
+            at = chunk + uint64((unit * unit_slabs + w) * 512)
+            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.load_u32x4(at)
+        if has_sums:
+            for g in range(groups):
+                at = pair + uint64((unit * groups + g) * 32)
+                s[g * 2], s[g * 2 + 1] = ptx.load_f32x2(at)
+
+    return load
+
+
+def _make_take(num_words: int, num_group_sums: int) -> Any:
+    """Make the columns that were asked for the present ones."""
+
+    @device_function
+    def take(next_x: Array, next_s: Array, x: Array, s: Array) -> None:
+        for i in range(num_words):
+            x[i] = next_x[i]
+        for i in range(num_group_sums):
+            s[i] = next_s[i]
+
+    return take

@@ -1,0 +1,252 @@
+"""Products of up to eight columns with up to four weights in one launch.
+
+Weights that meet the same columns (the inputs of a mixer, a router and the shared expert) share the
+card instead of following one another: each block belongs to one of them. Bandwidth bounds these
+products; `few_walk` says how a block works, `few_shape` how blocks fill the card. A row's bits are
+those of `skinny_product`, whichever launch, view or block it is computed in.
+
+Traffic: every matrix once; the columns once for each block.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from numba import cuda, int32, uint64
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import device_function
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.cuda.stream import CudaStream
+from ninfer.kernels.cuda.few_shape import (
+    MOST_COLUMNS,
+    RINGED_COLUMNS,
+    SLOTS,
+    choose_places,
+    least_blocks,
+    most_registers,
+    row_choices,
+    shape_for,
+    shared_bytes,
+)
+from ninfer.kernels.cuda.few_walk import make_run
+from ninfer.kernels.cuda.launch import block_parts, blocks_for
+from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.skinny_shape import THREADS
+from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
+
+Formats = tuple[TensorFormat, ...]
+Product = tuple[Matrix, Tensor, int, Output]
+"""Weight, output, its first column, and what happens to it."""
+
+TOGETHER: tuple[Formats, ...] = (
+    (TensorFormat.Q4, TensorFormat.Q5),
+    (TensorFormat.Q4, TensorFormat.Q5, TensorFormat.BF16),
+    (TensorFormat.W8, TensorFormat.BF16),
+)
+"""Formats that one launch may mix: what the published profiles give the same columns."""
+
+_ORDER = tuple(TensorFormat)
+_KIND_BITS, _MODE_BITS = 4, 4
+
+Address = Any
+Index = Any
+
+
+def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> None:
+    """Make products of the same one to eight columns, in as few launches as kernels allow."""
+    waiting = sorted(products, key=lambda product: _ORDER.index(product[0].format))
+    while waiting:
+        formats = _formats(waiting)
+        if formats not in TOGETHER and len(formats) > 1:
+            formats = formats[:1]
+        chosen = [product for product in waiting if product[0].format in formats][:SLOTS]
+        waiting = [product for product in waiting if product not in chosen]
+        _launch(stream, x, chosen)
+
+
+def declared() -> tuple[Kernel, ...]:
+    """Kernels of every format, and of formats that go together."""
+    alone = [(format,) for format in PAIR_FORMATS]
+    return tuple(
+        dict.fromkeys(
+            make_few(formats, row_tiles, columns)
+            for formats in (*alone, *TOGETHER)
+            for columns in (RINGED_COLUMNS, MOST_COLUMNS)
+            for row_tiles in row_choices(formats, columns)
+        )
+    )
+
+
+def make_few(formats: Formats, row_tiles: int, num_columns: int) -> Kernel:
+    """Kernel for up to four weights of these formats."""
+    shapes = tuple(shape_for(format, row_tiles, num_columns) for format in formats)
+    tallest = max(shape.row_tiles for shape in shapes)
+    return _make_few(shapes, tallest, shared_bytes(formats, row_tiles, num_columns))
+
+
+@cache
+def _make_few(shapes: tuple[Any, ...], row_tiles: int, ring_bytes: int) -> Kernel:
+    """One block for each row block of every weight; block (256,)."""
+    run = _choice(tuple(make_run(shape) for shape in shapes))
+
+    def few(
+        base: int,
+        sums: int,
+        k_tiles: int,
+        num_columns: int,
+        codes_0: int,
+        out_0: int,
+        end_0: int,
+        tiles_0: int,
+        rows_0: int,
+        width_0: int,
+        kind_0: int,
+        codes_1: int,
+        out_1: int,
+        end_1: int,
+        tiles_1: int,
+        rows_1: int,
+        width_1: int,
+        kind_1: int,
+        codes_2: int,
+        out_2: int,
+        end_2: int,
+        tiles_2: int,
+        rows_2: int,
+        width_2: int,
+        kind_2: int,
+        codes_3: int,
+        out_3: int,
+        end_3: int,
+        tiles_3: int,
+        rows_3: int,
+        width_3: int,
+        kind_3: int,
+    ) -> None:
+        shared = cuda.shared.array(0, uint64)
+        ptx.release_successor()
+        block = int32(cuda.blockIdx.x)
+        first = int32(0)
+        codes, out, tiles, rows, width, kind = codes_0, out_0, tiles_0, rows_0, width_0, kind_0
+        if block >= end_0:
+            first = end_0
+            codes, out, tiles, rows, width, kind = codes_1, out_1, tiles_1, rows_1, width_1, kind_1
+        if block >= end_1:
+            first = end_1
+            codes, out, tiles, rows, width, kind = codes_2, out_2, tiles_2, rows_2, width_2, kind_2
+        if block >= end_2:
+            first = end_2
+            codes, out, tiles, rows, width, kind = codes_3, out_3, tiles_3, rows_3, width_3, kind_3
+        run(
+            kind & int32(15),
+            ptx.shared_address(shared),
+            codes,
+            out,
+            int32(block - first),
+            tiles,
+            rows,
+            width,
+            kind >> int32(_KIND_BITS + _MODE_BITS),
+            (kind >> int32(_KIND_BITS)) & int32(15),
+            base,
+            sums,
+            k_tiles,
+            num_columns,
+        )
+
+    name = "_".join(shape.format.name.lower() for shape in shapes)
+    ringed = "ringed" if any(shape.rings_columns for shape in shapes) else "direct"
+    slot = (Param.ADDRESS,) * 2 + (Param.I32,) * 5
+    return Kernel(
+        f"few_{name}_{row_tiles}_{ringed}",
+        few,
+        (Param.ADDRESS,) * 2 + (Param.I32,) * 2 + slot * SLOTS,
+        threads=THREADS,
+        max_registers=most_registers(row_tiles),
+        dynamic_shared_bytes=ring_bytes,
+        min_blocks=least_blocks(row_tiles),
+    )
+
+
+def _choice(runs: tuple[Callable[..., Any], ...]) -> Any:
+    """The function of the block's format, by its number."""
+    head = runs[0]
+    if len(runs) == 1:
+
+        @device_function
+        def only(
+            kind: Index, shared: Address, codes: Address, out: Address, block: Index,
+            tiles: Index, rows: Index, width: Index, skip: Index, mode: Index,
+            base: Address, sums: Address, k_tiles: Index, num_columns: Index,
+        ) -> None:  # fmt: skip
+            head(
+                shared, codes, out, block, tiles, rows, width, skip, mode,
+                base, sums, k_tiles, num_columns,
+            )  # fmt: skip
+
+        return only
+    others = _choice(runs[1:])
+
+    @device_function
+    def either(
+        kind: Index, shared: Address, codes: Address, out: Address, block: Index,
+        tiles: Index, rows: Index, width: Index, skip: Index, mode: Index,
+        base: Address, sums: Address, k_tiles: Index, num_columns: Index,
+    ) -> None:  # fmt: skip
+        if kind == int32(0):
+            head(
+                shared, codes, out, block, tiles, rows, width, skip, mode,
+                base, sums, k_tiles, num_columns,
+            )  # fmt: skip
+        else:
+            others(
+                int32(kind - int32(1)), shared, codes, out, block, tiles, rows, width, skip, mode,
+                base, sums, k_tiles, num_columns,
+            )  # fmt: skip
+
+    return either
+
+
+def _launch(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> None:
+    formats = _formats(products)
+    views = [_view(product[0]) for product in products]
+    places = choose_places(
+        [
+            (weight.format, tiles)
+            for (weight, *_), (_, tiles, _) in zip(products, views, strict=True)
+        ],
+        x.num_columns,
+        stream.num_multiprocessors,
+        stream.shared_bytes + 1024,
+    )
+    base, sums, padded = block_parts(x)
+    args = [base, sums, padded // 128, x.num_columns]
+    end = 0
+    for (weight, out, first_column, output), (codes, tiles, skip) in zip(
+        products, views, strict=True
+    ):
+        shape = shape_for(weight.format, places.row_tiles, x.num_columns)
+        end += blocks_for(tiles, shape.row_tiles)
+        target = out.address + first_column * out.dtype.itemsize
+        kind = formats.index(weight.format) | int(output) << _KIND_BITS
+        kind |= skip << (_KIND_BITS + _MODE_BITS)
+        args += [codes, target, end, tiles, weight.num_rows, out.shape[1], kind]
+    args += args[-7:] * (SLOTS - len(products))
+    kernel = make_few(formats, places.row_tiles, x.num_columns)
+    stream.launch(kernel, (places.blocks, 1, 1), args, shared_bytes=places.shared_bytes)
+
+
+def _view(weight: Matrix) -> tuple[int, int, int]:
+    """Address of a view's first row tile, its row tiles, rows of the first that it leaves out."""
+    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
+    first, skip = divmod(weight.first_row, TILE_ROWS)
+    tile_bytes = PAIR_FORMATS[weight.format].tile_bytes
+    address = weight.storage.address + first * layout.k_tiles * tile_bytes
+    return address, blocks_for(skip + weight.num_rows, TILE_ROWS), skip
+
+
+def _formats(products: Sequence[Product]) -> Formats:
+    return tuple(dict.fromkeys(product[0].format for product in products))
