@@ -248,7 +248,7 @@ class EngineCore:
                 self._book.counters.prompt_tokens += record.prompt_tokens
                 self._book.counters.reused_tokens += reused
                 self._book.emit(record, GenerationStart(record.prompt_tokens, reused))
-                self._end(self._units.begin(record, self._now))
+                self._end(self._units.begin(record))
             case TransitionKind.SETTLE:
                 record.lane = None
                 self._scheduler.note_settled(record.order)

@@ -153,7 +153,7 @@ class RequestRecord:
 
     __slots__ = (
         "_admitted_at",
-        "_decoding_at",
+        "_first_token_at",
         "_state",
         "channel",
         "ending",
@@ -188,7 +188,7 @@ class RequestRecord:
         self.ending: Ending | None = None
         self._state = RequestState.WAITING
         self._admitted_at: float | None = None
-        self._decoding_at: float | None = None
+        self._first_token_at: float | None = None
 
     @property
     def state(self) -> RequestState:
@@ -239,18 +239,19 @@ class RequestRecord:
         self.remaining_prefill = self.prompt_tokens - 1 - reused_tokens
         self._admitted_at = now
 
-    def note_prefill_done(self, now: float) -> None:
-        """The prefill phase is over."""
-        self._decoding_at = now
+    def note_committed(self, now: float) -> None:
+        """Tokens were committed; with the first of them the prefill phase is over."""
+        if self._first_token_at is None:
+            self._first_token_at = now
 
     def timings(self, now: float) -> Timings:
         """Seconds of the phases, of a request that ends now."""
         admitted_at = now if self._admitted_at is None else self._admitted_at
-        decoding_at = now if self._decoding_at is None else self._decoding_at
+        first_token_at = now if self._first_token_at is None else self._first_token_at
         return Timings(
             queue_s=admitted_at - self.submitted_at,
-            prefill_s=decoding_at - admitted_at,
-            decode_s=now - decoding_at,
+            prefill_s=first_token_at - admitted_at,
+            decode_s=now - first_token_at,
         )
 
     def stop_cause(self, now: float, drain_deadline: float | None) -> StopCause | None:

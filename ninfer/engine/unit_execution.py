@@ -80,21 +80,21 @@ class UnitExecution:
         """
         match unit, product:
             case PrefillUnit(order=order), PrefillStep() as step:
-                return self._commit_prefill(self._book.active[order], step, now)
+                return self._commit_prefill(self._book.active[order], step)
             case ControlUnit(order=order), PendingBatch() as batch:
-                return self._commit_batch(batch, (order,), True, stop_cause)
+                return self._commit_batch(batch, (order,), True, stop_cause, now)
             case DecodeUnit(orders=orders), PendingBatch() as batch:
-                return self._commit_batch(batch, orders, False, stop_cause)
+                return self._commit_batch(batch, orders, False, stop_cause, now)
             case NoUnit(), None:
                 return ()
             case _:
                 raise InvariantError("a unit's product is of another kind than the unit")
 
-    def begin(self, record: RequestRecord, now: float) -> tuple[Ended, ...]:
+    def begin(self, record: RequestRecord) -> tuple[Ended, ...]:
         """Let a request that was just admitted go on at once when nothing is left to prefill."""
         if record.remaining_prefill > 0:
             return ()
-        return self._leave_prefill(record, now)
+        return self._leave_prefill(record)
 
     def _is_steady(self, orders: tuple[RequestOrder, ...]) -> bool:
         """Whether the next unit will most likely be a round of the same rows."""
@@ -109,9 +109,7 @@ class UnitExecution:
             raise InvariantError(f"request {order} is active without a lane")
         return self._resources.sequence(lane)
 
-    def _commit_prefill(
-        self, record: RequestRecord, step: PrefillStep, now: float
-    ) -> tuple[Ended, ...]:
+    def _commit_prefill(self, record: RequestRecord, step: PrefillStep) -> tuple[Ended, ...]:
         num_tokens = record.remaining_prefill - step.remaining_tokens
         if num_tokens < 1 or step.remaining_tokens < 0:
             raise InvariantError(
@@ -121,10 +119,9 @@ class UnitExecution:
         self._book.counters.prefill_tokens += num_tokens
         total = record.prompt_tokens
         self._book.emit(record, PrefillProgress(total - 1 - step.remaining_tokens, total))
-        return self._leave_prefill(record, now) if step.remaining_tokens == 0 else ()
+        return self._leave_prefill(record) if step.remaining_tokens == 0 else ()
 
-    def _leave_prefill(self, record: RequestRecord, now: float) -> tuple[Ended, ...]:
-        record.note_prefill_done(now)
+    def _leave_prefill(self, record: RequestRecord) -> tuple[Ended, ...]:
         if record.request.max_new_tokens == 0:
             return ((record, Ending(FinishReason.LENGTH)),)
         return self._make_ready(record)
@@ -135,6 +132,7 @@ class UnitExecution:
         orders: tuple[RequestOrder, ...],
         is_forced: bool,
         stop_cause: Callable[[RequestRecord], StopCause | None],
+        now: float,
     ) -> tuple[Ended, ...]:
         records = tuple(self._book.active[order] for order in orders)
         expected = tuple(
@@ -156,6 +154,8 @@ class UnitExecution:
             self._program.abort_pending(batch)
         ended: list[Ended] = []
         for record, verdict in zip(records, verdicts, strict=True):
+            if verdict.decision.accepted:
+                record.note_committed(now)
             ended.extend(self._apply(record, verdict))
         return tuple(ended)
 

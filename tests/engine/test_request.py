@@ -121,7 +121,8 @@ def test_phases_follow_one_another_without_gap() -> None:
     record = record_in(RequestState.MATERIALIZING)
 
     record.admit(12.0, 0)
-    record.note_prefill_done(15.5)
+    record.note_committed(15.5)
+    record.note_committed(17.0)
     timings = record.timings(20.0)
 
     assert (timings.queue_s, timings.prefill_s, timings.decode_s) == (2.0, 3.5, 4.5)
