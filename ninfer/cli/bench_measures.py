@@ -67,13 +67,13 @@ class Cell:
         prompt_tokens, generated_tokens, concurrency, is_imagined: see `CellPlan`.
         prefill_per_s: prompt tokens of all requests until the last first token.
         decode_per_s: tokens of all requests from then on.
-        first_token_s: until the last first token.
+        first_token_s: until the last first token is committed.
         decode_ceiling_per_s: at the copy bandwidth.
         decode_fraction: of that ceiling.
         prefill_ceiling_per_s, prefill_fraction: at the matmul rate; None without one.
         round_us: from one decode round to the next.
         device_us: of a round on the device.
-        host_us: the difference, when rounds follow one another.
+        host_us: that the device idles between rounds that follow one another.
     """
 
     prompt_tokens: int
@@ -163,7 +163,7 @@ def _cell(
         prefill_fraction=None if best is None or prefill is None else prefill / best,
         round_us=times.mean_s * 1e6,
         device_us=times.mean_device_s * 1e6,
-        host_us=(times.mean_s - times.mean_device_s) * 1e6,
+        host_us=times.mean_idle_s * 1e6,
     )
 
 

@@ -108,7 +108,7 @@ class DecodeRound:
         """
         tokens = chosen.wait()
         if chosen.begun is not None:
-            self.clock.arrive(chosen.arrival.elapsed_ms(chosen.begun) / 1e3)
+            self.clock.arrive(chosen.begun, chosen.arrival)
         if not all(0 <= token < self._addressable for token in tokens):
             raise InvariantError(f"a round chose {tokens}; ids end at {self._addressable - 1}")
         return tokens

@@ -30,6 +30,7 @@ def test_cells_are_printed_beside_their_ceilings() -> None:
         assert (cell["prefill_per_s"] is None) is cell["is_imagined"]
         assert (cell["prefill_fraction"] is None) is cell["is_imagined"]
         assert min(cell["round_us"], cell["device_us"]) > 0
+        assert cell["host_us"] >= 0
 
 
 def test_the_account_and_a_mark_of_imagined_prompts_are_printed() -> None:
