@@ -212,7 +212,9 @@ def test_folding_several_records_equals_folding_them_one_by_one(dims: GatedDelta
 
 
 @every_size
-def test_a_row_does_not_see_its_batch(dims: GatedDeltaDims) -> None:
+def test_a_row_does_not_see_its_batch(  # alone held in registers, together in shared memory
+    dims: GatedDeltaDims,
+) -> None:
     x, ab = random_tokens(dims, 4, 3)
     with CudaBench(nbytes=1 << 29) as bench:
         mixer = Mixer(bench, dims, 8)

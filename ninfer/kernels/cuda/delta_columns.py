@@ -64,8 +64,8 @@ class DeltaHeads(NamedTuple):
 
 @device_function
 def sigmoid(x: Any) -> Any:
-    """``1 / (1 + exp(-x))``."""
-    return float32(1.0) / ptx.add_f32(float32(1.0), float32(math.exp(-x)))
+    """``1 / (1 + exp(-x))``, to 1 unit in the last place; no branch, so that several overlap."""
+    return ptx.reciprocal(ptx.add_f32(float32(1.0), float32(math.exp(-x))))
 
 
 @device_function
@@ -124,16 +124,8 @@ def history_rows(
 
 
 @device_function
-def convolved_pair(rows: Any, taps: int, channel_bytes: Any, channel: Any) -> Any:
-    """Convolve and activate channels ``channel`` (even) and ``channel + 1`` of a column."""
-    r0, r1, r2, r3 = rows
-    offset = uint64(channel) * uint64(2)
-    tap = taps + offset
-    step = uint64(channel_bytes)
-    x0, x1 = ptx.load_u32(r0 + offset), ptx.load_u32(r1 + offset)
-    x2, x3 = ptx.load_u32(r2 + offset), ptx.load_u32(r3 + offset)
-    w0, w1 = ptx.load_u32(tap), ptx.load_u32(tap + step)
-    w2, w3 = ptx.load_u32(tap + step * uint64(2)), ptx.load_u32(tap + step * uint64(3))
+def convolve(x0: Any, x1: Any, x2: Any, x3: Any, w0: Any, w1: Any, w2: Any, w3: Any) -> Any:
+    """Convolve and activate a pair of channels; words of inputs and taps, oldest first."""
     first = ptx.fused_multiply_add(lower_bf16(w0), lower_bf16(x0), float32(0.0))
     second = ptx.fused_multiply_add(upper_bf16(w0), upper_bf16(x0), float32(0.0))
     first = ptx.fused_multiply_add(lower_bf16(w1), lower_bf16(x1), first)
@@ -146,6 +138,20 @@ def convolved_pair(rows: Any, taps: int, channel_bytes: Any, channel: Any) -> An
         ptx.multiply_f32(first, sigmoid(first)),
         ptx.multiply_f32(second, sigmoid(second)),
     )
+
+
+@device_function
+def convolved_pair(rows: Any, taps: int, channel_bytes: Any, channel: Any) -> Any:
+    """Convolve and activate channels ``channel`` (even) and ``channel + 1`` of a column."""
+    r0, r1, r2, r3 = rows
+    offset = uint64(channel) * uint64(2)
+    tap = taps + offset
+    step = uint64(channel_bytes)
+    x0, x1 = ptx.load_u32(r0 + offset), ptx.load_u32(r1 + offset)
+    x2, x3 = ptx.load_u32(r2 + offset), ptx.load_u32(r3 + offset)
+    w0, w1 = ptx.load_u32(tap), ptx.load_u32(tap + step)
+    w2, w3 = ptx.load_u32(tap + step * uint64(2)), ptx.load_u32(tap + step * uint64(3))
+    return convolve(x0, x1, x2, x3, w0, w1, w2, w3)
 
 
 @device_function

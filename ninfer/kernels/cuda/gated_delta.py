@@ -19,7 +19,7 @@ from ninfer.kernels.cuda.delta_chunks import MAX_SHARING, make_chunk_operands
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
 from ninfer.kernels.cuda.delta_output import THREADS, make_gated_norm
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
-from ninfer.kernels.cuda.delta_round import is_direct, make_decode
+from ninfer.kernels.cuda.delta_round import can_stage, is_direct, make_decode
 from ninfer.kernels.cuda.delta_scan import make_scan
 from ninfer.kernels.cuda.delta_step import COLUMNS, PARTS, num_slices
 from ninfer.kernels.cuda.fragments import CHUNK
@@ -56,8 +56,9 @@ def decode(
     (outputs,) = _scratch(stream, [4 * num_rows * heads.value_width])
     base, sums, padded = block_parts(out)
     rings = (state.record_x, state.record_k, state.record_v, state.record_g, state.record_beta)
+    is_staged = can_stage(heads) and not _is_held(heads.num_value_heads * num_rows)
     stream.launch(
-        make_decode(heads, ab.dtype is DType.F32),
+        make_decode(heads, ab.dtype is DType.F32, is_staged),
         (heads.num_value_heads, num_rows, 1),
         (
             projected.address,
@@ -144,11 +145,12 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
 def kernels_of(heads: DeltaHeads) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
     chunked = (make_chunk_operands(heads, True), _scan(heads)) if is_chunked(heads) else ()
+    ways = (False, True) if can_stage(heads) else (False,)
     return (
         *chunked,
         make_columns(heads, True),
         make_window(heads),
-        make_decode(heads, True),
+        *(make_decode(heads, True, is_staged) for is_staged in ways),
         make_prefill_state(heads),
         make_gated_norm(heads),
     )
@@ -166,6 +168,16 @@ def delta_heads(dims: MixerDims) -> DeltaHeads:
     if not is_split or heads.key_dim % PARTS or heads.sharing > 32:
         raise ShapeError(f"CUDA kernels do not split heads of {heads.key_dim} x {size}")
     return heads
+
+
+def _is_held(blocks: int) -> bool:
+    """Whether blocks of a decode round have their state in registers; both ways have equal bits.
+
+    Such a block has a multiprocessor to itself: measured best for one turn of them and for nearly
+    two whole ones; three that stage their state share a multiprocessor.
+    """
+    idle = 2 * _MULTIPROCESSORS - blocks
+    return blocks <= _MULTIPROCESSORS or 0 <= idle <= _MULTIPROCESSORS // 8
 
 
 def is_chunked(heads: DeltaHeads) -> bool:
