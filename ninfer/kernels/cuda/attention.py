@@ -13,7 +13,7 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_decode import make_split
-from ninfer.kernels.cuda.attention_merge import COMPONENTS, make_merge
+from ninfer.kernels.cuda.attention_merge import block_components, make_merge
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
@@ -78,7 +78,7 @@ def paged_decode(
         )
         stream.launch(
             make_merge(head_dim),
-            (count, num_heads, head_dim // COMPONENTS),
+            (count, num_heads, head_dim // block_components(head_dim)),
             (
                 partial,
                 stats,
