@@ -22,9 +22,14 @@ class UnitKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillUnit:
-    """The next chunk of the staged request."""
+    """The next chunk of the staged request.
+
+    Attributes:
+        is_alone: nobody else is ready, so that nobody waits for the end of the chunk.
+    """
 
     order: RequestOrder
+    is_alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,8 @@ def choose_unit(snapshot: UnitSnapshot) -> Unit:
     for kind in _ROTATION[start:] + _ROTATION[:start]:
         match kind:
             case UnitKind.PREFILL if snapshot.prefill is not None:
-                return PrefillUnit(snapshot.prefill)
+                is_alone = not (snapshot.control or snapshot.decode)
+                return PrefillUnit(snapshot.prefill, is_alone)
             case UnitKind.CONTROL if snapshot.control:
                 return ControlUnit(snapshot.control[0])
             case UnitKind.DECODE if snapshot.decode:

@@ -36,9 +36,9 @@ class UnitExecution:
         """Execute a unit on the device; nothing visible changes."""
         counters = self._book.counters
         match unit:
-            case PrefillUnit(order=order):
+            case PrefillUnit(order=order, is_alone=is_alone):
                 counters.prefill_units += 1
-                return self._program.prefill(self._sequence(order))
+                return self._program.prefill(self._sequence(order), is_alone=is_alone)
             case ControlUnit(order=order):
                 counters.control_units += 1
                 record = self._book.active[order]
@@ -79,8 +79,8 @@ class UnitExecution:
             InvariantError: the product is not one of the unit.
         """
         match unit, product:
-            case PrefillUnit(order=order), PrefillStep() as step:
-                return self._commit_prefill(self._book.active[order], step)
+            case PrefillUnit(order=order, is_alone=is_alone), PrefillStep() as step:
+                return self._commit_prefill(self._book.active[order], step, is_alone)
             case ControlUnit(order=order), PendingBatch() as batch:
                 return self._commit_batch(batch, (order,), True, stop_cause, now)
             case DecodeUnit(orders=orders), PendingBatch() as batch:
@@ -109,8 +109,12 @@ class UnitExecution:
             raise InvariantError(f"request {order} is active without a lane")
         return self._resources.sequence(lane)
 
-    def _commit_prefill(self, record: RequestRecord, step: PrefillStep) -> tuple[Ended, ...]:
+    def _commit_prefill(
+        self, record: RequestRecord, step: PrefillStep, is_alone: bool
+    ) -> tuple[Ended, ...]:
         num_tokens = record.remaining_prefill - step.remaining_tokens
+        if num_tokens == 0 and not is_alone:
+            return ()  # a part of a chunk
         if num_tokens < 1 or step.remaining_tokens < 0:
             raise InvariantError(
                 f"prefill left {step.remaining_tokens} of {record.remaining_prefill} tokens"

@@ -321,7 +321,10 @@ class RowDecision:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """A committed prefill chunk. ``remaining_tokens`` is 0 when the sequence can decode."""
+    """A committed prefill chunk. ``remaining_tokens`` is 0 when the sequence can decode.
+
+    Behind a part of a chunk nothing is committed yet: ``processed_tokens`` is 0.
+    """
 
     processed_tokens: int
     remaining_tokens: int
@@ -382,11 +385,19 @@ class Program(Protocol):
     ) -> BackfillProof | None:
         """Prove that admitting ``borrower`` cannot keep ``head`` waiting beyond ``donors``."""
 
-    def prefill(self, sequence: SequenceHandle) -> PrefillStep:
-        """Process and commit the next chunk of the prompt.
+    def prefill(self, sequence: SequenceHandle, *, is_alone: bool = True) -> PrefillStep:
+        """Process and commit the next chunk of the prompt, or process a part of it.
+
+        Args:
+            sequence: the one that is being read until its prompt is processed or it is released;
+                with a part of a chunk processed it can only go on or be released.
+            is_alone: no other sequence waits for a unit. Otherwise Program may return early, behind
+                a part that it chooses so that the wait is short; the result is the same bit for
+                bit, however many calls lead to it and whatever ran between them.
 
         Raises:
-            InvariantError: nothing is left to prefill, or a batch is pending.
+            InvariantError: nothing is left to prefill, a batch is pending, or another sequence is
+                in the middle of a chunk.
         """
 
     def decode(

@@ -1,6 +1,6 @@
 """Model units over active sequences, and the one pending batch between a unit and its end.
 
-    prefill                         committed at once
+    prefill                         committed behind a chunk's last part (`staged_prefill`)
     decode | control -> pending -> commit | abort     exactly once, the whole batch, one at a time
 
 A decode round leaves nothing to undo on the device: the recurrent state stays at the round's entry
@@ -31,12 +31,12 @@ from ninfer.program.decode_header import DecodeRow
 from ninfer.program.decode_round import DecodeRound
 from ninfer.program.physical_stores import PhysicalStores, SequenceView
 from ninfer.program.prefill import Prefill, chunk_stop
-from ninfer.program.rope_axes import rope_axes, rope_position
+from ninfer.program.rope_axes import rope_position
 from ninfer.program.round_ahead import RoundAhead
-from ninfer.program.round_io import PrefillChunk, RoundIo
+from ninfer.program.round_io import RoundIo
 from ninfer.program.round_staging import ChosenTokens
 from ninfer.program.round_times import RoundTimes
-from ninfer.program.sequence_table import SequencePhase
+from ninfer.program.staged_prefill import StagedPrefill, chunk_of
 from ninfer.program.state_planes import StatePlanes
 from ninfer.program.state_store import SlotCopy
 
@@ -91,6 +91,7 @@ class ModelUnits:
     def __init__(self, stores: PhysicalStores, executors: UnitExecutors) -> None:
         self._stores: Final = stores
         self._on_device: Final = executors
+        self._staged: Final = StagedPrefill(stores, executors.prefill, executors.chunk_tokens)
         self._pending: _PendingRound | _PendingControl | None = None
         self._next_batch_id = 0
         # Anchors that penalties do not know yet, by sequence index. A round counts them before it
@@ -104,18 +105,18 @@ class ModelUnits:
         """Whether a batch awaits its end."""
         return self._pending is not None
 
-    def prefill(self, handle: SequenceHandle) -> PrefillStep:
-        """Process and commit the next chunk of a prompt."""
+    @property
+    def staged(self) -> StagedPrefill:
+        """The prompt that is being read."""
+        return self._staged
+
+    def prefill(self, handle: SequenceHandle, *, is_alone: bool = True) -> PrefillStep:
+        """Process and commit the next chunk of a prompt, or process a part of it."""
         self._expect_nothing_pending()
-        view = self._stores.view(handle)
-        last = len(view.prompt.token_ids) - 1
-        if view.phase is not SequencePhase.PREFILL:
-            raise InvariantError(f"{handle} has nothing left to prefill")
-        stop = chunk_stop(view.frontier, last, self._on_device.chunk_tokens)
-        count = stop - view.frontier
-        self._stores.begin_prefill(handle, count)
-        self._run_columns(view, view.prompt.token_ids[view.frontier : stop], num_counted=0)
-        return self._stores.commit_prefill(handle, count)
+        self._staged.begin(handle)
+        self._note_new_tables()
+        self._on_device.decode.clock.interrupt()
+        return self._staged.step(handle, is_alone=is_alone)
 
     def decode(
         self,
@@ -166,6 +167,7 @@ class ModelUnits:
         self.leave_ahead(handle)
         if not tokens or not all(0 <= token < self._on_device.vocab_rows for token in tokens):
             raise InvariantError(f"{tuple(tokens)} cannot be forced on {handle}")
+        self._staged.finish_parts()
         view = self._stores.view(handle)
         self._stores.begin_rows([(handle, len(tokens))])
         self._copy_state(self._stores.state.snapshot(view.state))
@@ -208,8 +210,9 @@ class ModelUnits:
         self._pending = None
 
     def abandon(self) -> None:
-        """Abort the pending batch, if there is one, and forget the round ahead."""
+        """Abort the pending batch, if there is one, and forget what else is under way."""
         self._ahead = None
+        self._staged.abandon()
         if self._pending is not None:
             self.abort(self._pending.batch)
 
@@ -315,17 +318,9 @@ class ModelUnits:
         first, fold = start, view.pending_fold
         while first < end:
             stop = chunk_stop(first, end, self._on_device.chunk_tokens)
-            self._on_device.prefill.run(
-                PrefillChunk(
-                    tokens=tokens[first - start : stop - start],
-                    first_position=first,
-                    rope_axes=rope_axes(view.prompt.rope, first, stop),
-                    table_row=view.row,
-                    slot=view.slot,
-                    fold=fold,
-                    num_counted=min(stop - first, max(0, num_counted - (end - stop))),
-                )
-            )
+            counted = min(stop - first, max(0, num_counted - (end - stop)))
+            part = tokens[first - start : stop - start]
+            self._on_device.prefill.run(chunk_of(view, part, first, fold, num_counted=counted))
             first, fold = stop, 0
 
     def _commit_control(self, before: SequenceView, row: PendingRow, decision: RowDecision) -> None:

@@ -2,8 +2,9 @@
 
 Where chunks end depends on absolute positions alone: at every multiple of the chunk size, and where
 the known tokens end. So the split of a prefix is the same whoever else is running and wherever the
-prefill started. Forced tokens take the same path and are counted for penalties on the way. Commit
-and rollback are Program's business.
+prefill started. A chunk may run in parts (`prefill_parts`), which changes no bit of it. Forced
+tokens take the same path and are counted for penalties on the way. Commit and rollback are
+Program's business.
 """
 
 from typing import Final
@@ -14,6 +15,7 @@ from ninfer.models.qwen_hybrid.activations import carve_activations
 from ninfer.models.qwen_hybrid.text import TextColumns, TextModel
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
+from ninfer.program.prefill_parts import part_layers
 from ninfer.program.round_io import PrefillChunk, RoundIo
 from ninfer.tensor import Tensor
 
@@ -33,14 +35,14 @@ def chunk_stop(frontier: int, known_tokens: int, chunk_tokens: int) -> int:
 
 
 class Prefill:
-    """Runs chunks; owner of the graph of a full one until `close`.
+    """Runs chunks; owner of the graphs of a full one until `close`.
 
     Args:
         ctx: where chunks run.
         model: weights and caches.
         counts: i32 [slots, vocab_rows], output tokens of each slot's sequence.
         io: the chunk's inputs.
-        workspace: flat U8, enough activations for the largest chunk.
+        workspace: flat U8, enough activations for the largest chunk; nobody else's between parts.
 
     Attributes:
         is_imagined: chunks are taken as processed without processing them; for measurement.
@@ -55,30 +57,40 @@ class Prefill:
         self._io: Final = io
         self._workspace: Final = workspace
         self.is_imagined = False
-        self._graphs: Final[dict[int, Graph]] = {}
+        self._graphs: Final[dict[int, list[Graph]]] = {}
 
-    def run(self, chunk: PrefillChunk) -> None:
-        """Process a chunk and wait for its end.
+    def num_parts(self, num_columns: int) -> int:
+        """Parts that a chunk of so many columns has."""
+        return len(self._parts(num_columns))
 
-        Writes: keys and values at the chunk's positions, the slot's state in place, the slot's
-        counts for the counted tokens.
+    def run(self, chunk: PrefillChunk, parts: range | None = None) -> None:
+        """Process a chunk or consecutive parts of one, and wait for their end.
+
+        Args:
+            chunk: the inputs.
+            parts: all when None. Those before have run, and only decode rounds since.
+
+        Writes: keys and values at the chunk's positions, the slot's state in place, both of the
+        parts' layers; with the first part the slot's counts for the counted tokens.
 
         Raises:
             InvariantError: the device reported a fault.
         """
         if self.is_imagined:
             return
-        ctx = self._ctx
+        ctx, count = self._ctx, len(chunk.tokens)
+        parts = range(self.num_parts(count)) if parts is None else parts
         inputs = self._io.upload_prefill(ctx.stream, chunk)
-        if chunk.num_counted:
+        if chunk.num_counted and parts.start == 0:
             sampling.count_tokens(
                 ctx, self._counts, inputs.count_slots, inputs.columns.tokens, inputs.count_flags
             )
-        graph = self._graphs.get(len(chunk.tokens))
-        if graph is None:
-            self._enqueue(inputs.columns, len(chunk.tokens))
-        else:
-            graph.launch(ctx.stream)
+        graphs = self._graphs.get(count)
+        for part in parts:
+            if graphs is None:
+                self._enqueue(inputs.columns, count, part)
+            else:
+                graphs[part].launch(ctx.stream)
         ctx.stream.synchronize()
 
     def prepare(self, max_columns: int, *, use_graphs: bool) -> None:
@@ -88,23 +100,32 @@ class Prefill:
             max_columns: size of a full chunk.
             use_graphs: whether full chunks are replayed, or enqueued op by op like all others.
         """
-        stream = self._ctx.stream
         for count in sorted({min(typical, max_columns) for typical in (*_TYPICAL, max_columns)}):
-            stream.begin_capture()
-            self._enqueue(self._io.prefill_inputs(count).columns, count)
-            graph = stream.end_capture()
-            graph.prepare()
-            if use_graphs and count == max_columns:
-                self._graphs[count] = graph
-            else:
-                graph.close()
+            keeps = use_graphs and count == max_columns
+            kept = self._graphs.setdefault(count, []) if keeps else []
+            for part in range(self.num_parts(count)):
+                kept.append(self._captured(count, part))
+                kept[-1].prepare()
+                if not keeps:
+                    kept.pop().close()
 
     def close(self) -> None:
         """Drop the graphs; idempotent."""
         while self._graphs:
-            self._graphs.popitem()[1].close()
+            graphs = self._graphs.popitem()[1]
+            while graphs:
+                graphs.pop().close()
 
-    def _enqueue(self, columns: TextColumns, count: int) -> None:
+    def _captured(self, count: int, part: int) -> Graph:
+        stream = self._ctx.stream
+        stream.begin_capture()
+        self._enqueue(self._io.prefill_inputs(count).columns, count, part)
+        return stream.end_capture()
+
+    def _enqueue(self, columns: TextColumns, count: int, part: int) -> None:
         ctx, geometry = self._ctx, self._model.geometry
         activations = carve_activations(ctx, geometry, count, self._workspace)
-        text.prefill_columns(ctx, self._model, columns, activations)
+        text.prefill_columns(ctx, self._model, columns, activations, self._parts(count)[part])
+
+    def _parts(self, num_columns: int) -> tuple[range, ...]:
+        return part_layers(len(self._model.weights.layers), num_columns)

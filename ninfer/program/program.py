@@ -106,6 +106,7 @@ class ModelProgram:
             case Capture(sequence=sequence) | Retain(sequence=sequence):
                 if parts.units.is_spoiled(sequence):
                     raise InvariantError(f"{sequence} accepted nothing and can only be released")
+                parts.units.staged.expect_whole(sequence)
                 parts.units.leave_ahead(sequence)
             case Release(sequence=sequence):
                 parts.units.leave_ahead(sequence)
@@ -119,9 +120,9 @@ class ModelProgram:
         """Prove that admitting ``borrower`` cannot keep ``head`` waiting beyond ``donors``."""
         return self._generation().transitions.prove_backfill(head, donors, borrower)
 
-    def prefill(self, sequence: SequenceHandle) -> PrefillStep:
-        """Process and commit the next chunk of the prompt."""
-        return self._generation().units.prefill(sequence)
+    def prefill(self, sequence: SequenceHandle, *, is_alone: bool = True) -> PrefillStep:
+        """Process and commit the next chunk of the prompt, or process a part of it."""
+        return self._generation().units.prefill(sequence, is_alone=is_alone)
 
     def decode(
         self,

@@ -62,6 +62,8 @@ from ninfer.tensor import DType, Tensor
 
 _ROUND: Final = "round"
 _SCORING: Final = "scoring"
+_ACTIVATIONS: Final = "activations"
+_ROUND_ACTIVATIONS: Final = "activations of rounds"
 
 
 def build_program(
@@ -182,9 +184,15 @@ class _Builder:
         extents, geometry, config = self._extents, self._bound.geometry, self._config
         act = self._device.activation_dtype
         activations = Region(
-            "activations",
+            _ACTIVATIONS,
             activation_bytes(self._ctx, geometry, extents.max_columns),
-            frozenset({Phase.PREFILL, Phase.DECODE, Phase.SCORING}),
+            frozenset({Phase.PREFILL, Phase.SCORING}),
+        )
+        # A round may run between two parts of a chunk, so that it has activations of its own.
+        of_rounds = Region(
+            _ROUND_ACTIVATIONS,
+            activation_bytes(self._ctx, geometry, config.max_concurrency),
+            frozenset({Phase.PREFILL, Phase.DECODE}),
         )
         rows = f"up to {extents.round.max_rows} rows and {extents.max_columns} columns"
         fixed = [PlannedArena(_ROUND, RoundIo.device_bytes(extents.round), rows)]
@@ -200,7 +208,7 @@ class _Builder:
                 geometry, slots, extents.num_records, act
             ),
             kv_planes=lambda pages: kv_planes.plane_shapes(geometry, pages, extents.kv_dtype),
-            workspace=lay_out([activations]),
+            workspace=lay_out([activations, of_rounds]),
             fixed=tuple(fixed),
             pinned=tuple(pinned),
         )
@@ -227,14 +235,15 @@ class _Builder:
             model,
             state.counts,
             io,
-            workspace,
+            _region(plan, workspace, _ROUND_ACTIVATIONS),
             self._bound.addressable_tokens,
             config.max_concurrency,
             use_graphs=config.use_graphs,
         )
         self._stack.callback(decode.close)
         self._timeline.note("decode warm-up and graphs")
-        prefill = Prefill(ctx, model, state.counts, io, workspace)
+        columns = _region(plan, workspace, _ACTIVATIONS)
+        prefill = Prefill(ctx, model, state.counts, io, columns)
         self._stack.callback(prefill.close)
         prefill.prepare(extents.max_columns, use_graphs=config.use_graphs)
         # Runs once, too; what it writes belongs to nobody yet.
@@ -275,7 +284,7 @@ class _Builder:
             model,
             state,
             io,
-            workspace,
+            _region(plan, workspace, _ACTIVATIONS),
             staging,
             addressable=self._bound.addressable_tokens,
             max_context=self._config.max_context,
@@ -292,6 +301,12 @@ class _Builder:
         arena = self._device.pinned_arena(name, nbytes)
         self._stack.callback(arena.close)
         return arena
+
+
+def _region(plan: MemoryPlan, workspace: Tensor, name: str) -> Tensor:
+    """A region's bytes of the workspace."""
+    region = next(region for region in plan.workspace.regions if region.name == name)
+    return workspace.rows(plan.workspace.offsets[name], region.nbytes)
 
 
 def _extents(config: EngineConfig, bound: BoundModel, device: Device) -> _Extents:

@@ -270,6 +270,24 @@ def test_an_active_request_outlives_its_queue_deadline_but_not_its_limit() -> No
     engine.program.check_idle()
 
 
+def test_a_chunk_runs_in_parts_while_others_decode_and_at_once_when_they_are_gone() -> None:
+    program = ScriptedProgram(max_context=128, chunk=8, num_parts=4)
+    engine = EngineHarness(program)
+    first = engine.submit(make_request(program, 1, prompt_tokens=1, max_new_tokens=7))
+    engine.step(2)
+
+    second = engine.submit(make_request(program, 2, prompt_tokens=33, max_new_tokens=1))
+    engine.step_until_idle()
+
+    # Until the first request ends every part is followed by a round of its own.
+    shared = program.alone.count(False)
+    assert program.alone == [False] * shared + [True] * (len(program.alone) - shared)
+    assert 4 <= shared <= 7
+    assert len(program.alone) < 16
+    assert [handle.result().usage.completion_tokens for handle in (first, second)] == [7, 1]
+    program.check_idle()
+
+
 def test_the_first_token_ends_the_prefill_phase() -> None:
     program = ScriptedProgram(chunk=8)
     engine = EngineHarness(program)

@@ -53,7 +53,7 @@ class LyingProgram(ScriptedProgram):
 class StuckProgram(ScriptedProgram):
     """Prefill that never gets on."""
 
-    def prefill(self, sequence: SequenceHandle) -> PrefillStep:
+    def prefill(self, sequence: SequenceHandle, *, is_alone: bool = True) -> PrefillStep:
         return PrefillStep(0, 5)
 
 

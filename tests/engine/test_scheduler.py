@@ -86,6 +86,13 @@ def test_a_round_has_all_and_only_the_decode_ready_requests(snapshot: UnitSnapsh
 
 
 @given(SNAPSHOTS)
+def test_a_chunk_is_read_whole_exactly_when_nobody_else_is_ready(snapshot: UnitSnapshot) -> None:
+    unit = choose_unit(replace(snapshot, prefill=order(9), last=UnitKind.DECODE))
+
+    assert unit == PrefillUnit(order(9), is_alone=not (snapshot.control or snapshot.decode))
+
+
+@given(SNAPSHOTS)
 def test_every_kind_that_stays_possible_runs_within_three_units(snapshot: UnitSnapshot) -> None:
     seen = set()
     last = snapshot.last

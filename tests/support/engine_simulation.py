@@ -76,6 +76,7 @@ class Simulation:
             num_pages=self.random.choice((6, 8, 10, 12, 24)),
             num_state_slots=num_lanes + (2 if self.is_reusing else 0),
             chunk=self.random.randint(1, 6),
+            num_parts=self.random.randint(1, 3),
             width=self.random.randint(1, 3),
             num_stages=self.random.choice((0, 0, 1, 2)),
             faults=self._faults(),

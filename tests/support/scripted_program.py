@@ -62,6 +62,7 @@ class ScriptedProgram:
         num_pages: pages of `PAGE` tokens.
         num_state_slots: for active sequences and checkpoints together.
         chunk: prompt tokens of one prefill call.
+        num_parts: calls that a chunk takes when its request is not alone.
         width: most tokens of a row in one round.
         num_stages: `advance` calls of a transition that say False.
         observe: called with a call's name before its effect.
@@ -75,6 +76,7 @@ class ScriptedProgram:
         num_pages: int = 32,
         num_state_slots: int | None = None,
         chunk: int = 4,
+        num_parts: int = 1,
         width: int = 1,
         num_stages: int = 0,
         faults: Faults | None = None,
@@ -86,6 +88,10 @@ class ScriptedProgram:
             ProgramCapacity(max_concurrency, max_context, total), faults or Faults(), observe
         )
         self._chunk = chunk
+        self._num_parts = num_parts
+        self._parts_done = 0
+        self._in_chunk: SequenceHandle | None = None
+        self.alone: list[bool] = []
         self._width = width
         self._num_stages = num_stages
         self._next_plan = 0
@@ -169,12 +175,21 @@ class ScriptedProgram:
             return None
         return BackfillProof(self.books.revision, donors)
 
-    def prefill(self, sequence: SequenceHandle) -> PrefillStep:
+    def prefill(self, sequence: SequenceHandle, *, is_alone: bool = True) -> PrefillStep:
         self.books.enter("prefill")
+        self.alone.append(is_alone)
         entry = self.books.sequence(sequence)
         left = len(entry.prompt.token_ids) - 1 - entry.frontier
         if left <= 0 or self.pending is not None:
             raise InvariantError("nothing to prefill, or a batch is pending")
+        if self._in_chunk != sequence:
+            if self._in_chunk in self.books.sequences:
+                raise InvariantError("another sequence is in the middle of a chunk")
+            self._in_chunk, self._parts_done = sequence, 0
+        self._parts_done += 1
+        if not is_alone and self._parts_done < self._num_parts:
+            return PrefillStep(0, left)
+        self._in_chunk = None
         done = min(left, self._chunk)
         entry.frontier += done
         return PrefillStep(done, left - done)

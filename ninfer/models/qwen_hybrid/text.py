@@ -118,24 +118,30 @@ def decode_columns(
     round's entry, with ``fold`` columns folded in), and ``activations``, whose residual is then the
     stream after the last layer.
     """
-    _run(ctx, model, columns, activations, _DECODE)
+    _run(ctx, model, columns, activations, _DECODE, range(len(model.weights.layers)))
 
 
 def prefill_columns(
-    ctx: OpContext, model: TextModel, columns: TextColumns, activations: TextActivations
+    ctx: OpContext,
+    model: TextModel,
+    columns: TextColumns,
+    activations: TextActivations,
+    layers: range | None = None,
 ) -> None:
-    """Run T consecutive columns of one sequence through all layers.
+    """Run T consecutive columns of one sequence through all layers, or through some.
 
     Args:
         ctx: where to run.
         model: weights and caches.
         columns: T columns of one sequence, positions ascending by one.
-        activations: laid out for T columns.
+        activations: laid out for T columns; the residual stream is that of the layers before.
+        layers: consecutive ones, all when None; the first of the model starts from the embedding.
 
     Writes: the KV entries at ``positions``, the state of the one slot in place (``fold`` recorded
     columns first), and ``activations`` as `decode_columns` does.
     """
-    _run(ctx, model, columns, activations, _PREFILL)
+    layers = range(len(model.weights.layers)) if layers is None else layers
+    _run(ctx, model, columns, activations, _PREFILL, layers)
 
 
 def output_logits(
@@ -168,11 +174,15 @@ def _run(
     columns: TextColumns,
     activations: TextActivations,
     mixers: _Mixers,
+    layers: range,
 ) -> None:
-    embedding.gather(ctx, model.weights.embedding, columns.tokens, activations.residual)
-    kv = iter(model.caches.kv)
-    states = iter(model.caches.states)
-    for layer in model.weights.layers:
+    if layers.start == 0:
+        embedding.gather(ctx, model.weights.embedding, columns.tokens, activations.residual)
+    before = model.weights.layers[: layers.start]
+    num_attention = sum(isinstance(layer, AttentionLayer) for layer in before)
+    kv = iter(model.caches.kv[num_attention:])
+    states = iter(model.caches.states[len(before) - num_attention :])
+    for layer in model.weights.layers[layers.start : layers.stop]:
         match layer:
             case AttentionLayer():
                 _attention(ctx, model, layer, next(kv), columns, activations, mixers)
