@@ -268,6 +268,12 @@ copy_weights_16_if = define(  # the same, for neighbouring pieces that are asked
     [_U32, _U64, _U32],
     is_ordered=True,
 )
+copy_columns_16_if = define(  # the same, through the first-level cache, where other blocks look
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p cp.async.ca.shared.global [$0], [$1], 16; }",
+    [],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
 close_copies = define("cp.async.commit_group;", [], [], is_ordered=True)
 wait_copies_0 = define("cp.async.wait_group 0;", [], [], is_ordered=True)
 wait_copies_1 = define("cp.async.wait_group 1;", [], [], is_ordered=True)

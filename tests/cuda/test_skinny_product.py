@@ -56,7 +56,6 @@ def simulate(
     row_tiles: int = 1,
     column_tiles: int = 1,
     stages: int = 3,
-    rings_columns: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Products of rows with columns as the kernel makes them, between guard columns of NaN."""
     weight, columns = pack_weight(format, payload, *shape), pack_columns(words)
@@ -70,7 +69,7 @@ def simulate(
     octets[at_columns : at_columns + columns.size] = columns
     octets[at_out:] = out.view(np.uint8).reshape(-1)
     simulator = WarpSimulator(MODULES, octets)
-    block = Skinny(format, row_tiles, column_tiles, stages, 2, rings_columns)
+    block = Skinny(format, row_tiles, column_tiles, stages, 2)
     first_tile, last_tile = rows.start // 16, (rows.stop - 1) // 16
     base = GLOBAL + at_columns
 
@@ -147,7 +146,7 @@ def test_rows_and_columns_of_any_block_have_the_same_bits(format: TensorFormat) 
 
     part = simulate(
         format, payload, (50, 1300), words[:9], rows=slice(21, 43),
-        row_tiles=2, column_tiles=2, stages=4, rings_columns=True,
+        row_tiles=2, column_tiles=2, stages=4,
     )  # fmt: skip
 
     np.testing.assert_array_equal(part, whole[:9, 21:43])

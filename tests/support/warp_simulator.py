@@ -177,6 +177,9 @@ class _Intrinsics:
     def copy_weights_16_if(self, to: Any, source: Any, mask: Any) -> None:
         self.copy_async_16_if(to, source, mask)
 
+    def copy_columns_16_if(self, to: Any, source: Any, mask: Any) -> None:
+        self.copy_async_16_if(to, source, mask)
+
     def kept_u32(self, value: Any) -> Any:
         return value
 

@@ -1,7 +1,7 @@
 """How a warp walks through its part of K in a product of up to eight columns.
 
 Two ways to bring the columns, one order of products: through the ring, as far ahead as the weights
-they meet, or by loads from the first-level cache, one unit ahead. Source: `few_walk`.
+they meet, or by loads from the first-level cache, one k tile ahead. Source: `few_walk`.
 """
 
 from typing import Any, Final
@@ -11,9 +11,16 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.few_shape import RINGED_COLUMNS, FewShape
-from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
+from ninfer.kernels.cuda.group_products import (
+    make_begin,
+    make_end,
+    make_multiply,
+    slab_product,
+    unit_groups,
+)
 from ninfer.kernels.cuda.skinny_shape import CHUNK_BYTES, PARTS, WAITS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_tiles import tile_functions
 
 Address = Any
 Array = Any
@@ -86,14 +93,9 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
 
 
 def make_direct_walk(shape: FewShape, ask: Any) -> Any:
-    """A warp's way through its part; columns are loaded one unit ahead."""
-    format, stages = shape.format, shape.stages
-    stage_bytes, ring_bytes = shape.stage_bytes, shape.warp_bytes
-    unit_slabs = PAIR_FORMATS[format].unit_slabs
-    units, num_words = 4 // unit_slabs, 4 * unit_slabs
-    num_group_sums = 2 * unit_groups(format, unit_slabs)
-    load, take = _make_load(shape), _make_take(num_words, num_group_sums)
-    multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs, keeps_masks=True)
+    """A warp's way through its part; columns are loaded ahead, into the same registers."""
+    stages, stage_bytes, ring_bytes = shape.stages, shape.stage_bytes, shape.warp_bytes
+    load, multiply = _make_load(shape), _make_multiply_ahead(shape)
     wait_copies = WAITS[stages]
 
     @device_function
@@ -108,17 +110,15 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
         lane: Index,
         total: Array,
     ) -> None:
-        x = cuda.local.array(num_words, uint32)
-        s = cuda.local.array(num_group_sums, float32)
-        next_x = cuda.local.array(num_words, uint32)
-        next_s = cuda.local.array(num_group_sums, float32)
+        x = cuda.local.array(16, uint32)
+        s = cuda.local.array(4, float32)
         own_chunk, own_pair = _own_places(lane, num_columns)
         chunk = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(own_chunk)
         pair = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(own_pair)
         left = int32(count - int32(stages - 1))
         n = count
         if n > int32(0):
-            load(chunk, pair, 0, x, s)
+            load(chunk, pair, x, s)
         slot = ring
         last = uint32(ring + uint32((stages - 1) * stage_bytes))
         end = uint32(ring + uint32(ring_bytes))
@@ -128,20 +128,74 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
             ask(uint32(last + lane * uint32(16)), source, lane, uint32(left > int32(0)))
             left = int32(left - int32(1))
             ptx.close_copies()
-            for unit in range(units):
-                if unit + 1 < units:
-                    load(chunk, pair, unit + 1, next_x, next_s)
-                elif n > int32(1):
-                    chunk += uint64(PARTS * CHUNK_BYTES)
-                    pair += uint64(PARTS * _SUMS_STEP)
-                    load(chunk, pair, 0, next_x, next_s)
-                multiply(slot, lane, unit, x, s, total)
-                take(next_x, next_s, x, s)
+            if n > int32(1):  # the last k tile is loaded once more
+                chunk += uint64(PARTS * CHUNK_BYTES)
+                pair += uint64(PARTS * _SUMS_STEP)
+            multiply(slot, lane, chunk, pair, x, s, total)
             last = slot
             slot = _next_slot(slot, stage_bytes, ring, end)
             n = int32(n - int32(1))
 
     return walk
+
+
+def _make_multiply_ahead(shape: FewShape) -> Any:
+    """Products of a k tile; a slab's columns make room for the next k tile's."""
+    format, row_tiles = shape.format, shape.row_tiles
+    functions = tile_functions(format, keeps_masks=True)
+    load_codes, load_high = functions.load_codes, functions.load_high
+    load_scales, pairs = functions.load_scales, functions.pairs
+    tile_bytes, word_slabs = PAIR_FORMATS[format].tile_bytes, PAIR_FORMATS[format].unit_slabs
+    chain_slabs = PAIR_FORMATS[format].group_slabs or 4
+    has_sums = PAIR_FORMATS[format].offset > 0
+    begin, end = make_begin(format, 1, 4 // chain_slabs), make_end(format, 1)
+    last_tile = row_tiles - 1
+
+    @device_function
+    def multiply(
+        stored: Address,
+        lane: Index,
+        chunk: Address,
+        pair: Address,
+        x: Array,
+        s: Array,
+        total: Array,
+    ) -> None:
+        words = cuda.local.array(8, uint32)
+        extra = cuda.local.array(8, uint32)
+        a = cuda.local.array(8, uint32)
+        chain = cuda.local.array(4, float32)
+        for m in range(row_tiles):
+            tile = stored + uint32(m * tile_bytes)
+            load_high(tile, lane, extra)
+            load_scales(tile, lane, extra)
+            for slab in range(4):
+                group = slab // chain_slabs
+                if slab % chain_slabs == 0:
+                    begin(chain, m, group, s, total)
+                    if has_sums and m == last_tile:
+                        _load_sums(pair, group, s)
+                if slab % word_slabs == 0:
+                    load_codes(tile, lane, slab, words)
+                pairs(words, extra, slab, a)
+                slab_product(a, x, slab * 4, chain, 0)
+                if m == last_tile:
+                    _load_chunk(chunk, slab, x)
+                if (slab + 1) % chain_slabs == 0:
+                    end(chain, m, group, extra, total)
+
+    return multiply
+
+
+@device_function
+def _load_chunk(chunk: Address, slab: int, x: Array) -> None:
+    i = slab * 4
+    x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.load_u32x4(chunk + uint64(slab * 512))
+
+
+@device_function
+def _load_sums(pair: Address, group: int, s: Array) -> None:
+    s[group * 2], s[group * 2 + 1] = ptx.load_f32x2(pair + uint64(group * 32))
 
 
 @device_function
@@ -180,10 +234,10 @@ def _make_ask_columns(shape: FewShape) -> Any:
         is_asked = is_inside & exists
         for step in range(2):
             at = to + uint32(weight_bytes + step * 512)
-            ptx.copy_async_16_if(at, base + uint64(step * 1024), is_asked)
+            ptx.copy_columns_16_if(at, base + uint64(step * 1024), is_asked)
         if has_sums:
             at = to + uint32(sums_at)
-            ptx.copy_async_16_if(at, sums, is_inside & uint32(lane < uint32(4)))
+            ptx.copy_columns_16_if(at, sums, is_inside & uint32(lane < uint32(4)))
 
     return ask_columns
 
@@ -211,33 +265,15 @@ def _make_load_stored(shape: FewShape) -> Any:
 
 
 def _make_load(shape: FewShape) -> Any:
-    """Chunks and group sums of a unit from memory."""
-    unit_slabs = PAIR_FORMATS[shape.format].unit_slabs
-    groups = unit_groups(shape.format, unit_slabs)
+    """Chunks and group sums of a k tile from memory."""
     has_sums = PAIR_FORMATS[shape.format].offset > 0
 
     @device_function
-    def load(chunk: Address, pair: Address, unit: int, x: Array, s: Array) -> None:
-        for w in range(unit_slabs):
-            i = w * 4
-            at = chunk + uint64((unit * unit_slabs + w) * 512)
-            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.load_u32x4(at)
+    def load(chunk: Address, pair: Address, x: Array, s: Array) -> None:
+        for slab in range(4):
+            _load_chunk(chunk, slab, x)
         if has_sums:
-            for g in range(groups):
-                at = pair + uint64((unit * groups + g) * 32)
-                s[g * 2], s[g * 2 + 1] = ptx.load_f32x2(at)
+            for group in range(2):
+                _load_sums(pair, group, s)
 
     return load
-
-
-def _make_take(num_words: int, num_group_sums: int) -> Any:
-    """Make the columns that were asked for the present ones."""
-
-    @device_function
-    def take(next_x: Array, next_s: Array, x: Array, s: Array) -> None:
-        for i in range(num_words):
-            x[i] = next_x[i]
-        for i in range(num_group_sums):
-            s[i] = next_s[i]
-
-    return take

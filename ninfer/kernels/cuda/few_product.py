@@ -21,18 +21,18 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.few_shape import (
     MOST_COLUMNS,
     RINGED_COLUMNS,
+    ROW_TILES,
     SLOTS,
     choose_places,
     least_blocks,
     most_registers,
-    row_choices,
     shape_for,
     shared_bytes,
 )
-from ninfer.kernels.cuda.few_walk import make_run
+from ninfer.kernels.cuda.few_walk import make_run, make_write, part_stride
 from ninfer.kernels.cuda.launch import block_parts, blocks_for
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.skinny_shape import THREADS
+from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
@@ -49,7 +49,7 @@ TOGETHER: tuple[Formats, ...] = (
 """Formats that one launch may mix: what the published profiles give the same columns."""
 
 _ORDER = tuple(TensorFormat)
-_KIND_BITS, _MODE_BITS = 4, 4
+_MODE_AT, _SKIP_AT, _TALL_AT = 4, 8, 12  # bits of a slot's last word; its format is below
 
 Address = Any
 Index = Any
@@ -75,7 +75,7 @@ def declared() -> tuple[Kernel, ...]:
             make_few(formats, row_tiles, columns)
             for formats in (*alone, *TOGETHER)
             for columns in (RINGED_COLUMNS, MOST_COLUMNS)
-            for row_tiles in row_choices(formats, columns)
+            for row_tiles in ROW_TILES
         )
     )
 
@@ -90,7 +90,10 @@ def make_few(formats: Formats, row_tiles: int, num_columns: int) -> Kernel:
 @cache
 def _make_few(shapes: tuple[Any, ...], row_tiles: int, ring_bytes: int) -> Kernel:
     """One block for each row block of every weight; block (256,)."""
-    run = _choice(tuple(make_run(shape) for shape in shapes))
+    warp_bytes = ring_bytes // PARTS
+    stride = part_stride(row_tiles)
+    run = _choice(tuple(make_run(shape, warp_bytes, stride) for shape in shapes))
+    write = make_write(row_tiles, warp_bytes)
 
     def few(
         base: int,
@@ -130,32 +133,30 @@ def _make_few(shapes: tuple[Any, ...], row_tiles: int, ring_bytes: int) -> Kerne
         ptx.release_successor()
         block = int32(cuda.blockIdx.x)
         first = int32(0)
-        codes, out, tiles, rows, width, kind = codes_0, out_0, tiles_0, rows_0, width_0, kind_0
+        codes, tiles, kind = codes_0, tiles_0, kind_0
         if block >= end_0:
-            first = end_0
-            codes, out, tiles, rows, width, kind = codes_1, out_1, tiles_1, rows_1, width_1, kind_1
+            first, codes, tiles, kind = end_0, codes_1, tiles_1, kind_1
         if block >= end_1:
-            first = end_1
-            codes, out, tiles, rows, width, kind = codes_2, out_2, tiles_2, rows_2, width_2, kind_2
+            first, codes, tiles, kind = end_1, codes_2, tiles_2, kind_2
         if block >= end_2:
-            first = end_2
-            codes, out, tiles, rows, width, kind = codes_3, out_3, tiles_3, rows_3, width_3, kind_3
+            first, codes, tiles, kind = end_2, codes_3, tiles_3, kind_3
+        own = ptx.shared_address(shared)
         run(
-            kind & int32(15),
-            ptx.shared_address(shared),
-            codes,
-            out,
-            int32(block - first),
-            tiles,
-            rows,
-            width,
-            kind >> int32(_KIND_BITS + _MODE_BITS),
-            (kind >> int32(_KIND_BITS)) & int32(15),
-            base,
-            sums,
-            k_tiles,
-            num_columns,
-        )
+            kind & int32(15), own, codes, int32(block - first), tiles,
+            base, sums, k_tiles, num_columns,
+        )  # fmt: skip
+        # What only the end needs is chosen here, so that it takes no registers before.
+        out, rows, width = out_0, rows_0, width_0
+        if block >= end_0:
+            out, rows, width = out_1, rows_1, width_1
+        if block >= end_1:
+            out, rows, width = out_2, rows_2, width_2
+        if block >= end_2:
+            out, rows, width = out_3, rows_3, width_3
+        own_rows = ((kind >> int32(_TALL_AT)) & int32(3)) * int32(TILE_ROWS)
+        start = int32(block - first) * own_rows - ((kind >> int32(_SKIP_AT)) & int32(15))
+        mode = (kind >> int32(_MODE_AT)) & int32(15)
+        write(own, out, int32(start), own_rows, rows, width, num_columns, mode)
 
     name = "_".join(shape.format.name.lower() for shape in shapes)
     ringed = "ringed" if any(shape.rings_columns for shape in shapes) else "direct"
@@ -178,34 +179,24 @@ def _choice(runs: tuple[Callable[..., Any], ...]) -> Any:
 
         @device_function
         def only(
-            kind: Index, shared: Address, codes: Address, out: Address, block: Index,
-            tiles: Index, rows: Index, width: Index, skip: Index, mode: Index,
+            kind: Index, shared: Address, codes: Address, block: Index, tiles: Index,
             base: Address, sums: Address, k_tiles: Index, num_columns: Index,
         ) -> None:  # fmt: skip
-            head(
-                shared, codes, out, block, tiles, rows, width, skip, mode,
-                base, sums, k_tiles, num_columns,
-            )  # fmt: skip
+            head(shared, codes, block, tiles, base, sums, k_tiles, num_columns)
 
         return only
     others = _choice(runs[1:])
 
     @device_function
     def either(
-        kind: Index, shared: Address, codes: Address, out: Address, block: Index,
-        tiles: Index, rows: Index, width: Index, skip: Index, mode: Index,
+        kind: Index, shared: Address, codes: Address, block: Index, tiles: Index,
         base: Address, sums: Address, k_tiles: Index, num_columns: Index,
     ) -> None:  # fmt: skip
         if kind == int32(0):
-            head(
-                shared, codes, out, block, tiles, rows, width, skip, mode,
-                base, sums, k_tiles, num_columns,
-            )  # fmt: skip
+            head(shared, codes, block, tiles, base, sums, k_tiles, num_columns)
         else:
-            others(
-                int32(kind - int32(1)), shared, codes, out, block, tiles, rows, width, skip, mode,
-                base, sums, k_tiles, num_columns,
-            )  # fmt: skip
+            next_kind = int32(kind - int32(1))
+            others(next_kind, shared, codes, block, tiles, base, sums, k_tiles, num_columns)
 
     return either
 
@@ -231,8 +222,8 @@ def _launch(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> 
         shape = shape_for(weight.format, places.row_tiles, x.num_columns)
         end += blocks_for(tiles, shape.row_tiles)
         target = out.address + first_column * out.dtype.itemsize
-        kind = formats.index(weight.format) | int(output) << _KIND_BITS
-        kind |= skip << (_KIND_BITS + _MODE_BITS)
+        kind = formats.index(weight.format) | int(output) << _MODE_AT
+        kind |= skip << _SKIP_AT | shape.row_tiles << _TALL_AT
         args += [codes, target, end, tiles, weight.num_rows, out.shape[1], kind]
     args += args[-7:] * (SLOTS - len(products))
     kernel = make_few(formats, places.row_tiles, x.num_columns)

@@ -23,6 +23,9 @@ MOST_COLUMNS: Final = 8
 RINGED_COLUMNS: Final = 4
 """Up to so many columns travel through the ring; more come straight from the first-level cache."""
 
+ROW_TILES: Final = (1, 2)
+"""Row tiles of a block that kernels are made for."""
+
 SLOTS: Final = 4
 """Most weights of one launch."""
 
@@ -90,16 +93,6 @@ def shape_for(format: TensorFormat, row_tiles: int, num_columns: int) -> FewShap
     return FewShape(format, row_tiles, num_columns <= RINGED_COLUMNS)
 
 
-def row_choices(formats: Sequence[TensorFormat], num_columns: int) -> tuple[int, ...]:
-    """Row tiles of a block that kernels are made for.
-
-    Columns that are loaded ahead take the registers that three blocks a multiprocessor would need;
-    formats without group sums have enough.
-    """
-    is_light = all(format in (TensorFormat.W8, TensorFormat.BF16) for format in formats)
-    return (1, 2) if num_columns <= RINGED_COLUMNS or is_light else (2,)
-
-
 def shared_bytes(formats: Sequence[TensorFormat], row_tiles: int, num_columns: int) -> int:
     """Rings of a block that may meet any of these formats."""
     return PARTS * max(shape_for(f, row_tiles, num_columns).warp_bytes for f in formats)
@@ -131,7 +124,7 @@ def choose_places(
     """
     formats = [format for format, _ in tiles]
     best: tuple[tuple[float, int, int], Places] | None = None
-    for row_tiles in row_choices(formats, num_columns):
+    for row_tiles in ROW_TILES:
         blocks = sum(
             blocks_for(count, shape_for(format, row_tiles, num_columns).row_tiles)
             for format, count in tiles

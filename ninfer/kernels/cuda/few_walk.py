@@ -17,10 +17,10 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.few_columns import make_direct_walk, make_ringed_walk
-from ninfer.kernels.cuda.few_shape import FewShape
+from ninfer.kernels.cuda.few_shape import MOST_COLUMNS, FewShape
 from ninfer.kernels.cuda.group_products import make_put_sums
-from ninfer.kernels.cuda.product_output import store_product, warp_index
-from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
+from ninfer.kernels.cuda.product_output import load_before, store_after, warp_index
+from ninfer.kernels.cuda.skinny_shape import PARTS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
@@ -30,34 +30,27 @@ Array = Any
 Index = Any
 
 
-def make_run(shape: FewShape) -> Any:
-    """The whole of a block: (shared, codes, out, block, tiles, rows, width, skip, mode, columns..).
+def make_run(shape: FewShape, warp_bytes: int, stride: int) -> Any:
+    """A block's way through K: (shared, codes, block, tiles, base, sums, k_tiles, num_columns).
 
-    The function waits for its predecessor by itself. ``skip`` are rows of the first tile that are
-    not asked for, ``rows`` the rows after these; ``tiles`` their row tiles.
+    Waits for the predecessor by itself and leaves the sums of part p at ``p warp_bytes``,
+    [column][row] with ``stride`` words to a column; the caller synchronises.
     """
     format, row_tiles, stages = shape.format, shape.row_tiles, shape.stages
-    stage_bytes, warp_bytes = shape.stage_bytes, shape.warp_bytes
-    tile_bytes = PAIR_FORMATS[format].tile_bytes
+    stage_bytes, tile_bytes = shape.stage_bytes, PAIR_FORMATS[format].tile_bytes
     num_sums = 4 * row_tiles
     ask = _make_ask(format, row_tiles)
     make_walk = make_ringed_walk if shape.rings_columns else make_direct_walk
     walk = make_walk(shape, ask)
     rings_columns = shape.rings_columns
-    put_sums = make_put_sums(row_tiles, 1, _part_stride(row_tiles))
-    write_parts = _make_write_parts(row_tiles, warp_bytes)
+    put_sums = make_put_sums(row_tiles, 1, stride)
 
     @device_function
     def run(
         shared: Address,
         codes: Address,
-        out: Address,
         block: Index,
         tiles: Index,
-        rows: Index,
-        width: Index,
-        skip: Index,
-        mode: Index,
         base: Address,
         sums: Address,
         k_tiles: Index,
@@ -88,9 +81,6 @@ def make_run(shape: FewShape) -> Any:
         ptx.wait_copies_0()
         ptx.sync_warp()
         put_sums(ring, lane, total)
-        cuda.syncthreads()
-        first = int32(block) * int32(row_tiles * TILE_ROWS) - int32(skip)
-        write_parts(shared, out, first, rows, num_columns, width, mode)
 
     return run
 
@@ -115,45 +105,50 @@ def _make_ask(format: TensorFormat, row_tiles: int) -> Any:
     return ask
 
 
-def _make_write_parts(row_tiles: int, warp_bytes: int) -> Any:
-    """The block's sums: parts added in order, each thread its own elements."""
-    stride = _part_stride(row_tiles)
+def make_write(row_tiles: int, warp_bytes: int) -> Any:
+    """The end of a block: (shared, out, first, own_rows, rows, width, num_columns, mode).
+
+    Parts are added in order, each thread its own element. What a product is added to is asked for
+    before the block's last warp has come, because nothing else hides the wait.
+    """
+    stride = part_stride(row_tiles)
     block_rows = row_tiles * TILE_ROWS
-    num_elements = block_rows * 8
-    steps = -(-num_elements // THREADS)
+    num_elements = block_rows * MOST_COLUMNS
 
     @device_function
-    def write_parts(
-        parts: Address,
+    def write(
+        shared: Address,
         out: Address,
         first: Index,
+        own_rows: Index,
         rows: Index,
-        num_columns: Index,
         width: Index,
+        num_columns: Index,
         mode: Index,
     ) -> None:
-        for step in range(steps):
-            index = int32(cuda.threadIdx.x) + int32(step * THREADS)
-            element = index & int32(num_elements - 1)
-            row = element & int32(block_rows - 1)
-            column = element // int32(block_rows)
-            at = parts + uint32(column * stride + row) * uint32(4)
-            value = ptx.shared_f32(at)
-            for part in range(1, PARTS):
-                value += ptx.shared_f32(at + uint32(part * warp_bytes))
-            row = row + first
-            is_inside = (
-                uint32(index < num_elements)
-                & uint32(row >= 0)
-                & uint32(row < rows)
-                & uint32(column < num_columns)
-            )
-            place = uint64(column) * uint64(width) + uint64(row)
-            store_product(out, place, is_inside, mode, value)
+        element = int32(cuda.threadIdx.x) & int32(num_elements - 1)
+        own = element & int32(block_rows - 1)
+        column = element // int32(block_rows)
+        row = int32(own + first)
+        is_inside = (
+            uint32(int32(cuda.threadIdx.x) < int32(num_elements))
+            & uint32(own < own_rows)
+            & uint32(row >= int32(0))
+            & uint32(row < rows)
+            & uint32(column < num_columns)
+        )
+        place = uint64(column) * uint64(width) + uint64(row)
+        before = load_before(out, place, is_inside, mode)
+        cuda.syncthreads()
+        at = shared + uint32(column * stride + own) * uint32(4)
+        value = ptx.shared_f32(at)
+        for part in range(1, PARTS):
+            value += ptx.shared_f32(at + uint32(part * warp_bytes))
+        store_after(out, place, is_inside, mode, value, before)
 
-    return write_parts
+    return write
 
 
-def _part_stride(row_tiles: int) -> int:
+def part_stride(row_tiles: int) -> int:
     """Words from column to column of a part: lanes of a store never share a bank."""
     return row_tiles * TILE_ROWS + 4

@@ -43,8 +43,8 @@ def make_multiply(
     groups = unit_groups(format, unit_slabs)
     chain_slabs = unit_slabs // groups
     num_chain = 4 * column_tiles
-    begin = _make_begin(format, column_tiles, groups)
-    end = _make_end(format, column_tiles)
+    begin = make_begin(format, column_tiles, groups)
+    end = make_end(format, column_tiles)
 
     @device_function
     def multiply(stored: Address, lane: Index, unit: int, x: Array, s: Array, total: Array) -> None:
@@ -80,7 +80,8 @@ def slab_product(a: Array, x: Array, i: int, chain: Array, at: int) -> None:
     chain[at], chain[at + 1], chain[at + 2], chain[at + 3] = c0, c1, c2, c3
 
 
-def _make_begin(format: TensorFormat, column_tiles: int, groups: int) -> Any:
+def make_begin(format: TensorFormat, column_tiles: int, groups: int) -> Any:
+    """Begin a group's chain: (chain, m, g, s, total)."""
     is_scaled = PAIR_FORMATS[format].group_slabs > 0
     offset = PAIR_FORMATS[format].offset
 
@@ -103,7 +104,8 @@ def _make_begin(format: TensorFormat, column_tiles: int, groups: int) -> Any:
     return begin
 
 
-def _make_end(format: TensorFormat, column_tiles: int) -> Any:
+def make_end(format: TensorFormat, column_tiles: int) -> Any:
+    """Add a group's chain to the totals: (chain, m, group, extra, total)."""
     is_scaled = PAIR_FORMATS[format].group_slabs > 0
     scale = tile_functions(format).scale
 

@@ -28,6 +28,16 @@ def warp_index() -> Any:
 
 
 @device_function
+def load_before(out: Address, index: Any, is_inside: Any, mode: Index) -> Any:
+    """Word of the bf16 that a product will be added to; 0 where it is not, arguments as below."""
+    before = uint32(0)
+    if mode == 2:
+        # Lanes outside read element 0, which exists, and drop it.
+        before = uint32(ptx.load_u16(out + index * uint64(2) * uint64(is_inside)))
+    return before
+
+
+@device_function
 def store_product(out: Address, index: Any, is_inside: Any, mode: Index, value: Any) -> None:
     """Write one product.
 
@@ -38,12 +48,20 @@ def store_product(out: Address, index: Any, is_inside: Any, mode: Index, value: 
         mode: an `Output`.
         value: the product.
     """
+    before = load_before(out, index, is_inside, mode)
+    store_after(out, index, is_inside, mode, value, before)
+
+
+@device_function
+def store_after(
+    out: Address, index: Any, is_inside: Any, mode: Index, value: Any, before: Any
+) -> None:
+    """Write one product whose `load_before` was asked for earlier."""
     if mode == 1:
         ptx.store_f32_if(is_inside, out + index * uint64(4), value)
     else:
-        # Lanes outside read element 0, which exists, and drop it.
-        at = out + index * uint64(2) * uint64(is_inside)
         result = value
         if mode == 2:
-            result = value + lower_bf16(ptx.load_u16(at))
+            result = value + lower_bf16(before)
+        at = out + index * uint64(2) * uint64(is_inside)
         ptx.store_u16_if(is_inside, at, ptx.bf16x2_of_f32(result, float32(0.0)) & uint32(0xFFFF))

@@ -1,4 +1,4 @@
-"""Products of few columns on CUDA: bandwidth-bound, weights pass through shared memory once.
+"""Products of 9 to 128 columns on CUDA: weights pass through shared memory once.
 
     out[t, n] = sum over k of f32(scale[n, k / group]) * code[n, k] * x[t, k]
 
@@ -28,7 +28,7 @@ from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.group_products import make_put_sums
 from ninfer.kernels.cuda.product_output import store_product, warp_index
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS, Skinny
-from ninfer.kernels.cuda.skinny_walks import make_ringed_walk, make_walk
+from ninfer.kernels.cuda.skinny_walks import make_walk
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.kernels.cuda.weight_tiles import tile_functions
@@ -47,8 +47,7 @@ def make_skinny(shape: Skinny) -> Kernel:
     warp_bytes = stages * stage_bytes
     num_sums = 4 * row_tiles * column_tiles
     ask = _make_ask(shape.format, row_tiles)
-    walk = make_ringed_walk(shape, ask) if shape.rings_columns else make_walk(shape, ask)
-    rings_columns = shape.rings_columns
+    walk = make_walk(shape, ask)
     put_sums = make_put_sums(row_tiles, column_tiles, _part_stride(row_tiles))
     write_parts = _make_write_parts(row_tiles, column_tiles, warp_bytes)
 
@@ -82,8 +81,7 @@ def make_skinny(shape: Skinny) -> Kernel:
         for stage in range(stages - 1):
             to = ring + uint32(stage * stage_bytes)
             ask(to, codes, high, scales, tile, stage, count, lane)
-            if not rings_columns:
-                ptx.close_copies()
+            ptx.close_copies()
         ptx.wait_for_predecessor()
         total = cuda.local.array(num_sums, float32)
         for i in range(num_sums):
@@ -100,7 +98,6 @@ def make_skinny(shape: Skinny) -> Kernel:
         write_parts(blocks, out, row, num_rows, num_columns, out_width, first_column, mode)
 
     name = f"linear_{shape.format.name.lower()}_{row_tiles * TILE_ROWS}x{column_tiles * 8}"
-    name += "r" * shape.rings_columns
     return Kernel(
         f"{name}_{stages}_{shape.min_blocks}",
         skinny,

@@ -27,7 +27,7 @@ WAITS: Final = {  # by stages of a ring: all but the newest copies
 }
 
 CHUNK_BYTES: Final = 2048  # a column tile's chunks of one k tile
-COLUMN_BYTES: Final = CHUNK_BYTES + 64  # with their sums
+MOST_SLABS: Final = 2  # of columns that a lane holds: what registers leave room for
 
 Index = Any
 
@@ -42,8 +42,6 @@ class Skinny:
         column_tiles: tiles of 8 columns.
         stages: tiles of a warp's ring, 2 to 5.
         min_blocks: blocks that must fit on a multiprocessor.
-        rings_columns: columns come through the ring too, as far ahead as weights, instead of by
-            loads that wait in line behind the copies of weights.
     """
 
     format: TensorFormat
@@ -51,18 +49,11 @@ class Skinny:
     column_tiles: int
     stages: int
     min_blocks: int
-    rings_columns: bool = False
 
     @property
     def stage_bytes(self) -> int:
-        """Tiles of one k of a warp, and its columns where they come along."""
-        weights = self.row_tiles * PAIR_FORMATS[self.format].tile_bytes
-        return weights + self.column_tiles * COLUMN_BYTES * self.rings_columns
-
-    @property
-    def most_slabs(self) -> int:
-        """Slabs of columns that a lane holds: what registers leave room for."""
-        return 4 if self.column_tiles == 1 and self.min_blocks < 3 else 2
+        """Tiles of one k of a warp."""
+        return self.row_tiles * PAIR_FORMATS[self.format].tile_bytes
 
     @property
     def shared_bytes(self) -> int:
