@@ -286,7 +286,7 @@ def main() -> None:
         "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
     )
     parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--chunk", type=int, default=1024)
+    parser.add_argument("--chunk", type=int, default=4096)
     options = parser.parse_args()
     sources = [(*name.split(":"), GROUPWISE_INT)[:2] for name in options.models]
     if options.compile:

@@ -123,6 +123,7 @@ class IdleDevice:
 
     kind, name, driver_version = "cuda", "idle", "none"
     activation_dtype = DType.BF16
+    prefill_columns = 4096
 
     def __init__(self) -> None:
         self.kernels: dict[str, Kernel] = {}
@@ -162,7 +163,7 @@ def run_model(source: SyntheticModel) -> tuple[dict[str, Kernel], dict[int, floa
     """Kernels that a model launches, and worker microseconds of a boundary by number of rows."""
     device = IdleDevice()
     model_stack._open_cuda = lambda ordinal: device  # type: ignore[assignment,return-value]
-    config = EngineConfig(device="0", max_concurrency=8, max_context=4096, prefill_chunk=1024)
+    config = EngineConfig(device="0", max_concurrency=8, max_context=4096)
     times = {}
     with Engine(source, config=config) as engine:
         _generate(engine, 1, PROMPTS[0], 2)

@@ -74,7 +74,8 @@ class EngineConfig:
             refusing it.
         kv_capacity: tokens that all KV pages hold together; None is automatic.
         kv_headroom_bytes: device bytes an automatic capacity leaves free.
-        prefill_chunk: tokens of one prefill unit, a multiple of 128.
+        prefill_chunk: tokens of one prefill chunk, a multiple of 128; None is automatic, by device
+            and memory.
         draft_tokens: proposals of one speculative round; 0 without a backend.
         device_state_slots, host_state_slots: checkpoint StateImages beyond the active ones.
         host_kv_bytes: pinned bytes for checkpoint KV.
@@ -89,7 +90,7 @@ class EngineConfig:
     kv_capacity: int | None = None
     kv_headroom_bytes: int = 1 << 30
     kv_dtype: KvDtype = KvDtype.AUTO
-    prefill_chunk: int = 1024
+    prefill_chunk: int | None = None
     speculative: SpeculativeBackend = SpeculativeBackend.NONE
     draft_tokens: int = 0
     proposal_head: ProposalHead = ProposalHead.FULL
@@ -111,8 +112,11 @@ class EngineConfig:
             "kv_headroom_bytes",
         ):
             _in_range(name, getattr(self, name), 0, 1 << 50)
-        if self.prefill_chunk % PREFILL_CHUNK_MULTIPLE or not 0 < self.prefill_chunk <= 1 << 20:
-            raise _refused("prefill_chunk", self.prefill_chunk, "a multiple of 128 up to 1048576")
+        chunk = self.prefill_chunk
+        if chunk is not None and (
+            isinstance(chunk, bool) or chunk % PREFILL_CHUNK_MULTIPLE or not 0 < chunk <= 1 << 20
+        ):
+            raise _refused("prefill_chunk", chunk, "a multiple of 128 up to 1048576")
         if self.kv_capacity is not None:
             _in_range("kv_capacity", self.kv_capacity, self.max_context, 1 << 40)
         if self.speculative is SpeculativeBackend.NONE:

@@ -120,6 +120,10 @@ class Device(Protocol):
     def activation_dtype(self) -> DType:
         """Element type of the residual stream and of projections."""
 
+    @property
+    def prefill_columns(self) -> int:
+        """Columns of one call from which on more make a prefill no faster."""
+
     def free_bytes(self) -> int:
         """Memory that could be allocated now, in bytes."""
 

@@ -113,11 +113,12 @@ class LoadedModel:
                 timeline.note("frontend")
                 device = stack.enter_context(open_device(config.device))
                 timeline.note("device")
-                self.fingerprint = _fingerprint(reader, config, device)
                 self.program: ModelProgram = build_program(
                     config, bound, reader, device, progress, timeline
                 )
                 stack.callback(self.program.close)
+                chunk = self.program.memory.prefill_chunk
+                self.fingerprint = _fingerprint(reader, config, device, chunk)
             kv = element_dtype(config.kv_dtype, device.activation_dtype, device.kind)
             self._limits = ModelLimits(
                 bound.geometry, bound.objects[ObjectGroup.TEXT], _KV_ELEMENT_BYTES[kv]
@@ -159,11 +160,13 @@ def _artifact_time(reader: ArtifactReader | SyntheticWeights) -> int:
 
 
 def _fingerprint(
-    reader: ArtifactReader | SyntheticWeights, config: EngineConfig, device: Device
+    reader: ArtifactReader | SyntheticWeights, config: EngineConfig, device: Device, chunk: int
 ) -> str:
     """Digest of the version, the bit-relevant options and samples of the whole file."""
     digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
     digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
+    if device.kind != "host":  # there every number of columns has the same bits
+        digest.update(f" {chunk}".encode())
     if isinstance(reader, SyntheticWeights):
         digest.update(f"{reader}".encode())
         return f"nf_{digest.hexdigest()[:16]}"

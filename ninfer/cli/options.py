@@ -73,10 +73,11 @@ def add_engine_options(
     )
     group.add_argument(
         "--prefill-chunk",
-        type=integer,
-        default=1024,
-        metavar="N",
-        help="tokens of one prefill step, a multiple of 128 (default: 1024)",
+        type=tokens_or_auto,
+        default=None,
+        metavar="N|auto",
+        help="tokens of one prefill chunk, a multiple of 128 (default: auto, which takes 1024 to "
+        "4096 by device and memory)",
     )
     group.add_argument(
         "--spec",

@@ -121,6 +121,11 @@ class CudaDevice:
         return DType.BF16
 
     @property
+    def prefill_columns(self) -> int:
+        """Products on warpgroups gain up to 4,096 columns (H200); others were made for 1,024."""
+        return 4096 if self.has_warpgroups else 1024
+
+    @property
     def fault(self) -> NinferError | None:
         """The fault that lost the context, if there was one."""
         return self._fault

@@ -302,6 +302,11 @@ class HostDevice:
         """Single precision."""
         return DType.F32
 
+    @property
+    def prefill_columns(self) -> int:
+        """Each column costs the same long before; more would only delay the progress."""
+        return 1024
+
     def free_bytes(self) -> int:
         """Memory the process could still use: of the machine, or of its control group if less."""
         available = _meminfo_available_bytes(Path("/proc/meminfo"))

@@ -53,6 +53,7 @@ class MemoryDemand:
         state_planes: planes of a number of StateImages.
         kv_planes: planes of a number of main page groups.
         workspace: placed regions.
+        prefill_chunk: tokens of a full chunk, which the workspace is made for.
         fixed: every other device arena: inputs and outputs of units with their block tables, the
             staging of a purpose.
         pinned: host arenas that the device copies from and to.
@@ -63,6 +64,7 @@ class MemoryDemand:
     state_planes: Callable[[int], PlaneShapes]
     kv_planes: Callable[[int], PlaneShapes]
     workspace: WorkspaceLayout
+    prefill_chunk: int
     fixed: tuple[PlannedArena, ...] = ()
     pinned: tuple[PlannedArena, ...] = ()
 
@@ -83,6 +85,7 @@ class MemoryPlan:
         page_bytes: one main page group, as it is copied.
         is_automatic: whether the page groups were solved from ``free_bytes``.
         workspace: where its regions lie.
+        prefill_chunk: tokens of a full prefill chunk.
     """
 
     weights_bytes: int
@@ -95,6 +98,7 @@ class MemoryPlan:
     page_bytes: int
     is_automatic: bool
     workspace: WorkspaceLayout
+    prefill_chunk: int
 
     @property
     def planned_bytes(self) -> int:
@@ -214,7 +218,12 @@ def _plan(
             f"{'automatic' if is_automatic else 'explicit'}",
         ),
         *demand.fixed,
-        PlannedArena(WORKSPACE, demand.workspace.nbytes),
+        PlannedArena(
+            WORKSPACE,
+            demand.workspace.nbytes,
+            f"prefill chunks of {demand.prefill_chunk} tokens, "
+            f"{'automatic' if config.prefill_chunk is None else 'explicit'}",
+        ),
     )
     return MemoryPlan(
         weights_bytes=demand.weights_bytes,
@@ -227,6 +236,7 @@ def _plan(
         page_bytes=page_bytes,
         is_automatic=is_automatic,
         workspace=demand.workspace,
+        prefill_chunk=demand.prefill_chunk,
     )
 
 

@@ -22,6 +22,7 @@ from ninfer.models.qwen_hybrid.text import TextCaches, TextModel
 from ninfer.models.qwen_hybrid.weights import TextWeights, text_weights
 from ninfer.ops.context import OpContext, make_context
 from ninfer.program import kv_planes, state_planes
+from ninfer.program.chunk_choice import chunk_sizes, plan_chunks
 from ninfer.program.decode_round import DecodeRound
 from ninfer.program.kv_planes import KvPlanes
 from ninfer.program.kv_pool import pages_for
@@ -32,7 +33,6 @@ from ninfer.program.memory_plan import (
     MemoryDemand,
     MemoryPlan,
     PlannedArena,
-    plan_memory,
 )
 from ninfer.program.model_units import ModelUnits, UnitExecutors
 from ninfer.program.physical_stores import PhysicalStores, StoreShape
@@ -130,7 +130,6 @@ class _Builder:
         self._stack: Final = stack
         self._timeline: Final = timeline
         self._ctx: Final[OpContext] = make_context(device, device.stream())
-        self._extents: Final = _extents(config, bound, device)
         self._weights_bytes = 0
         self._imagination: SyntheticWeights | None = None
 
@@ -151,12 +150,17 @@ class _Builder:
         return text_weights(self._bound, loaded.matrices, loaded.tensors)
 
     def plan(self) -> MemoryPlan:
-        """Size every arena from what is free beside the weights."""
-        return plan_memory(self._config, self._demand(), self._device.free_bytes())
+        """Size chunks and every arena from what is free beside the weights."""
+        sizes = chunk_sizes(self._config, self._device.prefill_columns)
+        return plan_chunks(self._config, sizes, self._demand, self._device.free_bytes())
 
     def assemble(self, weights: TextWeights, plan: MemoryPlan) -> GenerationParts | ScoringWindow:
         """Allocate everything else and compose the parts of the purpose."""
-        extents, geometry, config = self._extents, self._bound.geometry, self._config
+        extents, geometry, config = (
+            self._extents(plan.prefill_chunk),
+            self._bound.geometry,
+            self._config,
+        )
         state = state_planes.take_planes(
             self._arena(plan, STATE),
             geometry,
@@ -180,8 +184,11 @@ class _Builder:
             case Purpose.CAUSAL_SCORING:
                 return self._scoring(model, state, io, workspace, plan)
 
-    def _demand(self) -> MemoryDemand:
-        extents, geometry, config = self._extents, self._bound.geometry, self._config
+    def _extents(self, chunk: int) -> _Extents:
+        return _extents(self._config, self._bound, self._device, chunk)
+
+    def _demand(self, chunk: int) -> MemoryDemand:
+        extents, geometry, config = self._extents(chunk), self._bound.geometry, self._config
         act = self._device.activation_dtype
         activations = Region(
             _ACTIVATIONS,
@@ -209,6 +216,7 @@ class _Builder:
             ),
             kv_planes=lambda pages: kv_planes.plane_shapes(geometry, pages, extents.kv_dtype),
             workspace=lay_out([activations, of_rounds]),
+            prefill_chunk=chunk,
             fixed=tuple(fixed),
             pinned=tuple(pinned),
         )
@@ -222,7 +230,7 @@ class _Builder:
         workspace: Tensor,
         plan: MemoryPlan,
     ) -> GenerationParts:
-        ctx, config, extents = self._ctx, self._config, self._extents
+        ctx, config, extents = self._ctx, self._config, self._extents(plan.prefill_chunk)
         shape = StoreShape(
             max_concurrency=config.max_concurrency,
             max_context=config.max_context,
@@ -257,7 +265,7 @@ class _Builder:
             decode,
             io,
             state,
-            config.prefill_chunk,
+            plan.prefill_chunk,
             config.max_concurrency,
             model.geometry.vocab_rows,
         )
@@ -288,7 +296,7 @@ class _Builder:
             staging,
             addressable=self._bound.addressable_tokens,
             max_context=self._config.max_context,
-            chunk_tokens=self._config.prefill_chunk,
+            chunk_tokens=plan.prefill_chunk,
         )
 
     def _arena(self, plan: MemoryPlan, name: str) -> Arena:
@@ -309,8 +317,8 @@ def _region(plan: MemoryPlan, workspace: Tensor, name: str) -> Tensor:
     return workspace.rows(plan.workspace.offsets[name], region.nbytes)
 
 
-def _extents(config: EngineConfig, bound: BoundModel, device: Device) -> _Extents:
-    max_columns = max(min(config.prefill_chunk, config.max_context), config.max_concurrency)
+def _extents(config: EngineConfig, bound: BoundModel, device: Device, chunk: int) -> _Extents:
+    max_columns = max(min(chunk, config.max_context), config.max_concurrency)
     return _Extents(
         max_columns=max_columns,
         num_slots=config.max_concurrency + config.device_state_slots,

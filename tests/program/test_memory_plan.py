@@ -40,6 +40,7 @@ DEMAND = MemoryDemand(
     state_planes=state_planes,
     kv_planes=kv_planes,
     workspace=WORKSPACE,
+    prefill_chunk=1024,
     fixed=(PlannedArena("round", 700),),
     pinned=(PlannedArena("round", 800),),
 )
