@@ -222,8 +222,9 @@ def measure(
             lines += routing(parts, sieve, partial(decode._enqueue, count), count)
             say("\n".join(lines) + "\n")
         if not (options.brief or options.no_prefill):
-            say(f"prefill of {options.chunk} tokens behind {context - options.chunk}\n")
-            lines = breakdown(parts, sieve, _chunk(prefill_unit, options.chunk, context), machine)
+            columns = min(options.chunk, context)
+            say(f"prefill of {columns} tokens behind {context - columns}\n")
+            lines = breakdown(parts, sieve, _chunk(prefill_unit, columns, context), machine)
             say("\n".join(lines) + "\n")
         return {"model": source.model_id, "ready_s": ready, "start": steps, "cells": cells}
 

@@ -1,4 +1,4 @@
-"""How units are enqueued changes no token: rounds that run ahead, replayed chunks, and neither."""
+"""How units are enqueued changes no token: rounds ahead, replayed chunks, parts, and none of it."""
 
 from collections.abc import Sequence
 
@@ -66,10 +66,16 @@ def test_tokens_are_the_same_however_units_are_enqueued(
         monkeypatch.setattr("ninfer.model_stack._open_cuda", lambda ordinal: open_cuda_device())
     ahead = answers(device, use_graphs=True)
     eager = answers(device, use_graphs=False)
+    with monkeypatch.context() as parts:
+        parts.setattr("ninfer.program.prefill_parts.PART_TOKENS", CHUNK // 4)
+        in_parts = answers(device, use_graphs=True)
+        in_eager_parts = answers(device, use_graphs=False)
     monkeypatch.setattr(UnitExecution, "_is_steady", never)
     plain = answers(device, use_graphs=True)
 
     assert ahead == plain
     assert eager == plain
+    assert in_parts == plain
+    assert in_eager_parts == plain
     assert plain[8:] == [plain[0], plain[5]]
     assert len({token for answer in plain for token in answer}) > 50
