@@ -124,14 +124,15 @@ def test_a_sequence_released_in_the_middle_of_a_chunk_leaves_nothing_behind() ->
     with of_three() as driver:
         expected = continue_alone(driver, driver.admit(long_prompt(), 8))
         other = driver.admit(golden_prompt(0), 64)
-        ended = driver.admit(golden_prompt(1), is_prefilled=False)
-        driver.program.prefill(ended.handle, is_alone=False)
+        ended = driver.admit(long_prompt()[::-1], is_prefilled=False)
+        step = driver.program.prefill(ended.handle, is_alone=False)
         driver.end(ended)
 
         batch = driver.program.control(other.handle, FORCED)
         driver.program.commit(batch, [RowDecision(len(FORCED), is_terminal=False)])
         found = continue_alone(driver, driver.admit(long_prompt(), 8))
 
+    assert step.processed_tokens == 0
     assert found[0] == expected[0]
     np.testing.assert_array_equal(found[1], expected[1])
 
