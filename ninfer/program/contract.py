@@ -389,15 +389,15 @@ class Program(Protocol):
         """Process and commit the next chunk of the prompt, or process a part of it.
 
         Args:
-            sequence: the one that is being read until its prompt is processed or it is released;
-                with a part of a chunk processed it can only go on or be released.
+            sequence: with a part of a chunk processed it can only go on or be released, and only be
+                released once another sequence is read.
             is_alone: no other sequence waits for a unit. Otherwise Program may return early, behind
                 a part that it chooses so that the wait is short; the result is the same bit for
                 bit, however many calls lead to it and whatever ran between them.
 
         Raises:
-            InvariantError: nothing is left to prefill, a batch is pending, or another sequence is
-                in the middle of a chunk.
+            InvariantError: nothing is left to prefill, a batch is pending, or the sequence was in
+                the middle of a chunk when another one was read.
         """
 
     def decode(

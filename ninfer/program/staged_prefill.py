@@ -4,8 +4,9 @@
 
 Until its last part has run a chunk counts for nothing, although pages and state are written: its
 sequence can be released then, and not be kept. Decode rounds may run between two parts; a unit
-that needs the activations itself has the rest of the chunk run first. Who takes turns with whom is
-the engine's decision. Program's stores know what is valid, `Prefill` runs the device.
+that needs the activations itself has the rest of the chunk run first. The chunk of another prompt
+gives it up: the first one's request has ended then, and waits for its release. Who takes turns with
+whom is the engine's decision. Program's stores know what is valid, `Prefill` runs the device.
 """
 
 from collections.abc import Sequence
@@ -52,18 +53,22 @@ class StagedPrefill:
         self._prefill: Final = prefill
         self._chunk_tokens: Final = chunk_tokens
         self._begun: _BegunChunk | None = None
+        self._given_up: set[SequenceHandle] = set()
 
     def begin(self, handle: SequenceHandle) -> None:
         """Map what the next chunk of a prompt writes, unless it is under way already.
 
         Raises:
-            InvariantError: nothing is left to prefill, or the chunk of another prompt is under way.
+            InvariantError: nothing is left to prefill, or a chunk of this prompt was given up.
         """
+        self._given_up = {each for each in self._given_up if self._exists(each)}
+        if handle in self._given_up:
+            raise InvariantError(f"the chunk of {handle} was given up")
         begun = self._under_way()
         if begun is not None:
-            if begun.handle != handle:
-                raise InvariantError(f"the chunk of {begun.handle} is under way")
-            return
+            if begun.handle == handle:
+                return
+            self._given_up.add(begun.handle)
         view = self._stores.view(handle)
         last = len(view.prompt.token_ids) - 1
         if view.phase is not SequencePhase.PREFILL:
@@ -97,12 +102,13 @@ class StagedPrefill:
             self._run(begun, begun.parts)
 
     def expect_whole(self, handle: SequenceHandle) -> None:
-        """Refuse to keep a sequence whose chunk is under way.
+        """Refuse to keep a sequence whose chunk is under way or was given up.
 
         Raises:
             InvariantError: it is this one's.
         """
-        if self._begun is not None and self._begun.handle == handle:
+        is_begun = self._begun is not None and self._begun.handle == handle
+        if is_begun or handle in self._given_up:
             raise InvariantError(f"{handle} is in the middle of a chunk")
 
     def abandon(self) -> None:
@@ -111,12 +117,16 @@ class StagedPrefill:
 
     def _under_way(self) -> _BegunChunk | None:
         """The chunk, unless its sequence was released: the handle says so, in every way to end."""
-        if self._begun is not None:
-            try:
-                self._stores.sequences.get(self._begun.handle)
-            except StaleHandle:
-                self._begun = None
+        if self._begun is not None and not self._exists(self._begun.handle):
+            self._begun = None
         return self._begun
+
+    def _exists(self, handle: SequenceHandle) -> bool:
+        try:
+            self._stores.sequences.get(handle)
+        except StaleHandle:
+            return False
+        return True
 
     def _run(self, begun: _BegunChunk, parts: range) -> None:
         if parts:

@@ -148,12 +148,22 @@ def test_a_sequence_in_the_middle_of_a_chunk_cannot_be_kept() -> None:
         driver.end(staged)
 
 
-def test_one_prompt_is_read_at_a_time() -> None:
+def test_another_prompt_gives_a_chunk_up_and_is_read_as_if_alone() -> None:
     with of_three() as driver:
-        staged, second = (driver.admit(long_prompt(), is_prefilled=False) for _ in range(2))
-        driver.program.prefill(staged.handle, is_alone=False)
+        alone = driver.admit(long_prompt(), 8)
+        expected = continue_alone(driver, alone)
+        driver.end(alone)
+        ended = driver.admit(long_prompt()[::-1], is_prefilled=False)
+        driver.program.prefill(ended.handle)
+        driver.program.prefill(ended.handle, is_alone=False)
 
-        with pytest.raises(InvariantError, match="under way"):
-            driver.program.prefill(second.handle)
-        driver.prefill(staged)
-        driver.prefill(second)
+        second = driver.admit(long_prompt(), 8)
+        with pytest.raises(InvariantError, match="given up"):
+            driver.program.prefill(ended.handle)
+        with pytest.raises(InvariantError, match="middle of a chunk"):
+            driver.retain(ended)
+        driver.end(ended)
+        found = continue_alone(driver, second)
+
+    assert found[0] == expected[0]
+    np.testing.assert_array_equal(found[1], expected[1])

@@ -91,6 +91,7 @@ class ScriptedProgram:
         self._num_parts = num_parts
         self._parts_done = 0
         self._in_chunk: SequenceHandle | None = None
+        self._given_up: set[SequenceHandle] = set()
         self.alone: list[bool] = []
         self._width = width
         self._num_stages = num_stages
@@ -183,8 +184,10 @@ class ScriptedProgram:
         if left <= 0 or self.pending is not None:
             raise InvariantError("nothing to prefill, or a batch is pending")
         if self._in_chunk != sequence:
-            if self._in_chunk in self.books.sequences:
-                raise InvariantError("another sequence is in the middle of a chunk")
+            if self._in_chunk is not None:
+                self._given_up.add(self._in_chunk)
+            if sequence in self._given_up:
+                raise InvariantError("another sequence was read in the middle of a chunk")
             self._in_chunk, self._parts_done = sequence, 0
         self._parts_done += 1
         if not is_alone and self._parts_done < self._num_parts:
