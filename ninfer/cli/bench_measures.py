@@ -142,7 +142,7 @@ def _cell(
     rows, prompt, limits = plan.concurrency, plan.prompt_tokens, engine.measurement.limits
     first_s = statistics.median(first for first, _ in runs)
     decode_s = statistics.median(decode for _, decode in runs)
-    decode = (plan.generated_tokens - 1) * rows / decode_s if decode_s else 0.0
+    decode = _decode_rate(plan, decode_s, times)
     mean_context = prompt + plan.generated_tokens // 2
     ceiling = rows * machine.copy_gb_s * 1e9 / limits.round_bytes(rows, mean_context)
     prefill = None if plan.is_imagined else prompt * rows / first_s
@@ -165,6 +165,18 @@ def _cell(
         device_us=times.mean_device_s * 1e6,
         host_us=times.mean_idle_s * 1e6,
     )
+
+
+def _decode_rate(plan: CellPlan, decode_s: float, times: RoundTimes) -> float:
+    """Tokens a second of rounds in which every request decodes.
+
+    Requests begin one after another, so that what the first have generated when the last begins
+    must not count against the time from then on. Where no such rounds followed one another, tokens
+    over the time after the slowest first token; too much by what came before.
+    """
+    if times.num_rows == plan.concurrency and times.mean_s > 0:
+        return plan.concurrency / times.mean_s
+    return (plan.generated_tokens - 1) * plan.concurrency / decode_s if decode_s else 0.0
 
 
 def _run_once(engine: Engine, plan: CellPlan) -> tuple[float, float]:

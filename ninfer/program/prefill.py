@@ -60,8 +60,8 @@ class Prefill:
         self._graphs: Final[dict[int, list[Graph]]] = {}
 
     def num_parts(self, num_columns: int) -> int:
-        """Parts that a chunk of so many columns has."""
-        return len(self._parts(num_columns))
+        """Parts that a chunk of so many columns has; one that is imagined is not cut."""
+        return 1 if self.is_imagined else len(self._parts(num_columns))
 
     def run(self, chunk: PrefillChunk, parts: range | None = None) -> None:
         """Process a chunk or consecutive parts of one, and wait for their end.

@@ -61,4 +61,27 @@ def test_a_round_behind_something_else_is_a_first() -> None:
     clock.begin(2)
     clock.arrive(Mark(406.0), Mark(412.0))
 
-    assert clock.take() == RoundTimes(0, 0.0, 0.0)
+    assert clock.take() == RoundTimes(0, 2, 0.0, 0.0)
+
+
+def test_rounds_of_a_batch_that_fills_or_empties_do_not_count() -> None:
+    clock = running_clock()
+    now = 0.0
+    for num_rows, device in (
+        (1, 5.0),
+        (1, 5.0),
+        (3, 9.0),
+        (3, 10.0),
+        (3, 12.0),
+        (2, 7.0),
+        (2, 7.0),
+    ):
+        clock.begin(num_rows)
+        clock.arrive(Mark(now + 1.0), Mark(now + 1.0 + device))
+        now += 1.0 + device
+
+    times = clock.take()
+
+    assert (times.rounds, times.num_rows) == (2, 3)
+    assert times.mean_device_s == pytest.approx(11e-3)
+    assert clock.take() == RoundTimes(0, 0, 0.0, 0.0)
