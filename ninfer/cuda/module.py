@@ -42,6 +42,20 @@ TARGETS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """Compute capability of each target we compile for."""
 
+BLOCK_SHARED: Final[Mapping[str, int]] = {
+    "sm_80": 163 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+}
+"""Most shared memory of a block on each target, in bytes; CUDA C++ Programming Guide, table of
+technical specifications per compute capability."""
+
+TUNED_TARGET: Final = "sm_90"
+"""The target whose budgets and blocks a multiprocessor kernels declare; others may need more
+registers, and then fewer blocks share a multiprocessor."""
+
 WARPGROUP_TARGET: Final = "sm_90"
 """The target whose chips have warpgroup instructions; code that uses them runs on no other."""
 
@@ -72,6 +86,11 @@ class Figures:
     local_bytes: int
     shared_bytes: int
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a thread has local memory of its own, which is slow everywhere."""
+        return self.spilled_bytes > 0 or self.local_bytes > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -83,16 +102,23 @@ class Compiled:
     figures: Figures
 
 
-def complaints(kernel: Kernel, figures: Figures) -> list[str]:
-    """Reasons why a compiled kernel must not be shipped; empty when there is none."""
+def complaints(kernel: Kernel, figures: Figures, target: str = TUNED_TARGET) -> list[str]:
+    """Reasons why a compiled kernel must not be shipped; empty when there is none.
+
+    The register budget is `TUNED_TARGET`'s; elsewhere the assembler has what a block leaves it.
+    """
     found = []
-    if figures.spilled_bytes or figures.local_bytes:
+    if figures.is_local:
         found.append(f"{figures.spilled_bytes} bytes spilled, {figures.local_bytes} local")
-    if figures.registers > kernel.max_registers:
+    if figures.registers > kernel.max_registers and target == TUNED_TARGET:
         found.append(f"{figures.registers} registers, declared {kernel.max_registers}")
     if figures.shared_bytes > STATIC_SHARED_LIMIT:
         found.append(f"{figures.shared_bytes} bytes of static shared memory")
-    return [f"{kernel.name}: {reason}" for reason in found]
+    needed = figures.shared_bytes + kernel.dynamic_shared_bytes
+    if needed > BLOCK_SHARED[target]:
+        found.append(f"{needed} bytes of shared memory, a block has {BLOCK_SHARED[target]}")
+    name = kernel.name if target == TUNED_TARGET else f"{kernel.name} on {target}"
+    return [f"{name}: {reason}" for reason in found]
 
 
 def default_folder() -> Path:
@@ -162,12 +188,24 @@ class KernelCache:
 
     def _key(self, kernel: Kernel, target: str) -> str:
         parts = (str(_FORMAT), source_digest(kernel), target, self._toolchain or toolchain())
-        return hashlib.sha256("\0".join((*parts, *_LINK_OPTIONS)).encode()).hexdigest()
+        tried = [str(blocks) for blocks in occupancies(kernel, target)[1:]]
+        return hashlib.sha256("\0".join((*parts, *_LINK_OPTIONS, *tried)).encode()).hexdigest()
 
 
 def suits(kernel: Kernel, target: str) -> bool:
     """Whether a kernel can be compiled for a target."""
     return not kernel.is_warpgroup or target == WARPGROUP_TARGET
+
+
+def occupancies(kernel: Kernel, target: str) -> tuple[int, ...]:
+    """Blocks a multiprocessor that a kernel is compiled for, in turn, until nothing spills.
+
+    Fewer blocks leave more registers, and change no bit of what a kernel computes. On
+    `TUNED_TARGET` only the declared number is taken: there a spill is a mistake.
+    """
+    if target == TUNED_TARGET or kernel.min_blocks < 1:
+        return (kernel.min_blocks,)
+    return tuple(range(kernel.min_blocks, 0, -1))
 
 
 def build(kernel: Kernel, target: str) -> Compiled:
@@ -180,19 +218,13 @@ def build(kernel: Kernel, target: str) -> Compiled:
         raise InvariantError(f"{target} is none of {', '.join(TARGETS)}")
     if not suits(kernel, target):
         raise InvariantError(f"{kernel.name} is for {WARPGROUP_TARGET}, not {target}")
-    ptx = _ptx(kernel, TARGETS[target])
-    entries = _ENTRY.findall(ptx)
-    if len(entries) != 1:
-        raise InvariantError(f"kernel {kernel.name!r}: {len(entries)} entry points")
-    ptx = ptx.replace(entries[0], kernel.name.encode())
-    ptx = _ENVIRONMENT.sub(b"", ptx)  # unused, and numbered anew in every process
-    if TARGETS[target] < _PROGRAMMATIC_CC:
-        ptx = _PROGRAMMATIC.sub(b"", ptx)
-    architecture = f"{target}a" if kernel.is_warpgroup else target
-    cubin, log = driver.link_ptx(ptx, kernel.name, (f"-arch={architecture}", *_LINK_OPTIONS))
-    if _SERIALISED in log:
-        raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
-    return Compiled(kernel.name, target, cubin, figures_of(log))
+    first, *fewer = occupancies(kernel, target)
+    compiled = _build(kernel, target, first)
+    for min_blocks in fewer:
+        if not compiled.figures.is_local:
+            break
+        compiled = _build(kernel, target, min_blocks)
+    return compiled
 
 
 def figures_of(log: str) -> Figures:
@@ -212,7 +244,23 @@ def figures_of(log: str) -> Figures:
     return Figures(int(registers[1]), sum(stores), max(local), int(shared[1]))
 
 
-def _ptx(kernel: Kernel, cc: tuple[int, int]) -> bytes:
+def _build(kernel: Kernel, target: str, min_blocks: int) -> Compiled:
+    ptx = _ptx(kernel, TARGETS[target], min_blocks)
+    entries = _ENTRY.findall(ptx)
+    if len(entries) != 1:
+        raise InvariantError(f"kernel {kernel.name!r}: {len(entries)} entry points")
+    ptx = ptx.replace(entries[0], kernel.name.encode())
+    ptx = _ENVIRONMENT.sub(b"", ptx)  # unused, and numbered anew in every process
+    if TARGETS[target] < _PROGRAMMATIC_CC:
+        ptx = _PROGRAMMATIC.sub(b"", ptx)
+    architecture = f"{target}a" if kernel.is_warpgroup else target
+    cubin, log = driver.link_ptx(ptx, kernel.name, (f"-arch={architecture}", *_LINK_OPTIONS))
+    if _SERIALISED in log:
+        raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
+    return Compiled(kernel.name, target, cubin, figures_of(log))
+
+
+def _ptx(kernel: Kernel, cc: tuple[int, int], min_blocks: int) -> bytes:
     kinds: dict[Param, Any] = {
         Param.ADDRESS: types.uint64,
         Param.U64: types.uint64,
@@ -220,7 +268,7 @@ def _ptx(kernel: Kernel, cc: tuple[int, int]) -> bytes:
         Param.U32: types.uint32,
         Param.F32: types.float32,
     }
-    bounds = (kernel.threads, kernel.min_blocks) if kernel.min_blocks else (kernel.threads,)
+    bounds = (kernel.threads, min_blocks) if min_blocks else (kernel.threads,)
     text, _ = cuda.compile(
         kernel.function,
         types.void(*(kinds[param] for param in kernel.params)),

@@ -14,7 +14,16 @@ from ninfer.cuda import driver, ptx
 from ninfer.cuda import module as kernel_module
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
-from ninfer.cuda.module import KernelCache, build, complaints, figures_of
+from ninfer.cuda.module import (
+    BLOCK_SHARED,
+    TARGETS,
+    Figures,
+    KernelCache,
+    build,
+    complaints,
+    figures_of,
+    occupancies,
+)
 from ninfer.errors import DeviceUnavailable, InvariantError
 
 ADDRESSES = (Param.ADDRESS, Param.ADDRESS)
@@ -228,3 +237,44 @@ def test_kernels_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_kernel(1).threads = 64  # type: ignore[misc]
     assert np.isfinite(make_kernel(1).threads)
+
+
+def kernel_with(min_blocks: int, shared_bytes: int = 0) -> Kernel:
+    made = make_kernel(1)
+    return Kernel(made.name, made.function, made.params, made.threads, 32, shared_bytes, min_blocks)
+
+
+@pytest.mark.parametrize(
+    ("target", "min_blocks", "tried"),
+    [("sm_90", 3, (3,)), ("sm_80", 3, (3, 2, 1)), ("sm_120", 1, (1,)), ("sm_89", 0, (0,))],
+)
+def test_only_the_tuned_target_insists_on_its_blocks(
+    target: str, min_blocks: int, tried: tuple[int, ...]
+) -> None:
+    assert occupancies(kernel_with(min_blocks), target) == tried
+
+
+def test_fewer_blocks_are_tried_until_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def compiled(kernel: Kernel, target: str, min_blocks: int) -> kernel_module.Compiled:
+        tried.append(min_blocks)
+        figures = Figures(64, 8 if min_blocks > 2 else 0, 0, 0)
+        return kernel_module.Compiled(kernel.name, target, b"", figures)
+
+    monkeypatch.setattr(kernel_module, "_build", compiled)
+
+    found = build(kernel_with(4), "sm_80")
+
+    assert tried == [4, 3, 2]
+    assert not found.figures.is_local
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_more_shared_memory_than_a_block_has_is_a_complaint(target: str) -> None:
+    most, static = BLOCK_SHARED[target], 1024
+    figures = Figures(32, 0, 0, static)
+
+    assert complaints(kernel_with(1, most - static), figures, target) == []
+    (found,) = complaints(kernel_with(1, most - static + 1), figures, target)
+    assert f"a block has {most}" in found
