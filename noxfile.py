@@ -65,6 +65,18 @@ def compile_kernels(session: nox.Session) -> None:
 
 
 @nox.session
+def compile_targets(session: nox.Session) -> None:
+    """One geometry of each kind of kernel for the targets beside sm_90."""
+    targets = ("sm_80", "sm_89", "sm_100", "sm_120")
+    models = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+    session.run(
+        *(PYTHON, "-m", "ninfer", "compile", "--one-geometry"),
+        *(word for model in models for word in ("--model-id", model)),
+        *(word for target in targets for word in ("--target", target)),
+    )
+
+
+@nox.session
 def compile_all(session: nox.Session) -> None:
     """Compile every kernel of every registered model for every target, with a JSON report.
 

@@ -33,7 +33,7 @@ from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
-from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
@@ -307,7 +307,10 @@ def compile_all(folder: Path) -> None:
     kernels = [make_merge(256), make_wide_prefill(), make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS)]
     kernels += [make_rows(), make_combine()]
     for is_int8 in (False, True):
-        kernels += [make_split(256, is_int8), make_prefill(256, is_int8)]
+        kernels += [
+            make_split(256, is_int8, split_stages(256, is_int8)),
+            make_prefill(256, is_int8),
+        ]
     for dims in MIXERS.values():
         heads = cuda_gated_delta.delta_heads(dims)
         kernels += cuda_gated_delta.kernels_of(heads)

@@ -5,8 +5,8 @@ means, and fills the cache. Needs no device and no artifact, but the compiler, w
 dependency: importing this module without it fails.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 import ninfer.kernels.cuda as table
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import (
+    BLOCK_SHARED,
     TARGETS,
     KernelCache,
     complaints,
@@ -58,6 +59,7 @@ def compile_kernels(
     models: Sequence[str] | None,
     targets: Sequence[str] = (DEFAULT_TARGET,),
     *,
+    only_one_geometry: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[KernelReport, ...]:
@@ -66,6 +68,8 @@ def compile_kernels(
     Args:
         models: identities; None takes every registered model.
         targets: what to compile for.
+        only_one_geometry: of kernels that one factory makes, take the one with the most shared
+            memory: what another target does to a kernel, it does to all of its kind.
         folder: where kernels go, to be used on machines without a matching compiler; the
             user's cache when None.
         progress: told (kernels done, kernels in all).
@@ -79,10 +83,11 @@ def compile_kernels(
         raise ConfigurationError(
             f"target is {unknown[0][:64]!r}; allowed is {', '.join(TARGETS)}", field="target"
         )
-    kernels = declared_kernels(models)
+    wanted = [(one, target) for target in targets for one in declared_kernels(models, target)]
+    if only_one_geometry:
+        wanted = _one_geometry(wanted)
     cache = KernelCache(folder or default_folder())
     reports = []
-    wanted = [(one, target) for target in targets for one in kernels if suits(one, target)]
     for kernel, target in wanted:
         figures = cache.compiled(kernel, target).figures
         reports.append(
@@ -93,7 +98,7 @@ def compile_kernels(
                 figures.spilled_bytes,
                 figures.local_bytes,
                 figures.shared_bytes + kernel.dynamic_shared_bytes,
-                tuple(complaints(kernel, figures)),
+                tuple(complaints(kernel, figures, target)),
             )
         )
         if progress is not None:
@@ -103,20 +108,34 @@ def compile_kernels(
     return tuple(reports)
 
 
-def declared_kernels(models: Sequence[str] | None = None) -> tuple[Kernel, ...]:
-    """Kernels of some models, each once, in a stable order.
+def declared_kernels(
+    models: Sequence[str] | None = None, target: str = DEFAULT_TARGET
+) -> tuple[Kernel, ...]:
+    """Kernels that some models use on a target, each once, in a stable order.
 
     Raises:
         ConfigurationError: an identity is not registered.
     """
     kernels: dict[str, Kernel] = {}
     for model_id in model_ids() if models is None else models:
-        shapes = kernel_shapes(model_id)
+        shapes = replace(kernel_shapes(model_id), block_shared_bytes=BLOCK_SHARED[target])
         for family in table.__all__:
             module: ModuleType = getattr(table, family)
             for kernel in module.declared(shapes):
-                kernels.setdefault(kernel.name, kernel)
+                if suits(kernel, target):
+                    kernels.setdefault(kernel.name, kernel)
     return tuple(kernels[name] for name in sorted(kernels))
+
+
+def _one_geometry(wanted: Iterable[tuple[Kernel, str]]) -> list[tuple[Kernel, str]]:
+    found: dict[tuple[str, str, str], tuple[Kernel, str]] = {}
+    for kernel, target in wanted:
+        code = kernel.function
+        key = code.__module__, code.__qualname__, target
+        other = found.get(key)
+        if other is None or kernel.dynamic_shared_bytes > other[0].dynamic_shared_bytes:
+            found[key] = kernel, target
+    return list(found.values())
 
 
 def kernel_shapes(model_id: str) -> KernelShapes:

@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device generation; repeatable; default sm_90",
     )
     targets.add_argument("--every-target", action="store_true", help="all of them")
+    parser.add_argument(
+        "--one-geometry",
+        action="store_true",
+        help="only one kernel of each kind, the one with the most shared memory",
+    )
     parser.add_argument("--report", metavar="FILE", help="write a JSON report")
     parser.add_argument("--output", metavar="DIR", help="folder instead of the user's cache")
 
@@ -45,6 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     reports = compile_kernels(
         None if options.all else options.model_id,
         TARGETS if options.every_target else tuple(options.target or ("sm_90",)),
+        only_one_geometry=options.one_geometry,
         folder=None if options.output is None else Path(options.output),
         progress=lambda done, total: console.progress("compiling", done, total, unit="kernel"),
     )

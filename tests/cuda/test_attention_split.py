@@ -69,7 +69,9 @@ def test_splits_hold_what_was_attended_and_nothing_else(
     names = ("queries", "keys", "values", "key_scales", "value_scales", "table", "rows")
     sharing, scale = num_heads // num_kv_heads, head_dim**-0.5
     MixerSimulator(MODULES, octets).launch(
-        attention_decode.make_split(head_dim, dtype is DType.I8),
+        attention_decode.make_split(
+            head_dim, dtype is DType.I8, attention_decode.split_stages(head_dim, dtype is DType.I8)
+        ),
         (blocks, 1, 1),
         (
             *(at[name] for name in (*names, "positions", "partial", "stats")),

@@ -12,7 +12,7 @@ from ninfer.cli.main import main
 from ninfer.compilation import compile_kernels, declared_kernels, kernel_shapes
 from ninfer.cuda.device import SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel, source_digest
-from ninfer.cuda.module import prebuilt
+from ninfer.cuda.module import BLOCK_SHARED, TARGETS, prebuilt
 from ninfer.errors import ConfigurationError
 from ninfer.kernels.cuda.choice_kernels import MAX_ROWS
 from ninfer.kernels.cuda.choice_passes import ROW_BYTES, SLICES
@@ -45,7 +45,24 @@ def test_unknown_names_are_refused() -> None:
         compile_kernels(["tiny-dense"], ["sm_30"])
 
 
-def only_norm(models: object) -> tuple[Kernel, ...]:
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_every_block_fits_where_blocks_have_most_shared_memory(target: str) -> None:
+    kernels = declared_kernels(None, target)
+
+    assert all(one.dynamic_shared_bytes <= BLOCK_SHARED[target] for one in kernels)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_and_mixers_fit_every_target(target: str) -> None:
+    families = ("few_", "linear_", "prefill_", "delta_", "choice_", "attention_split_256_int8")
+
+    kernels = [one for one in declared_kernels(None, target) if one.name.startswith(families)]
+
+    assert len(kernels) > 40
+    assert all(one.dynamic_shared_bytes <= BLOCK_SHARED[target] for one in kernels)
+
+
+def only_norm(models: object, target: str) -> tuple[Kernel, ...]:
     return (make_rms_norm(True),)
 
 
@@ -73,7 +90,7 @@ def test_command_fails_for_a_kernel_over_its_budget(
 ) -> None:
     norm = make_rms_norm(True)
     greedy = Kernel("greedy", norm.function, norm.params, norm.threads, max_registers=1)
-    monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models: (greedy,))
+    monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models, target: (greedy,))
 
     code = main(["compile", "--all", "--output", str(tmp_path)])
 

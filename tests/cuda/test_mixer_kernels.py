@@ -9,7 +9,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import build, complaints
-from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
@@ -40,7 +40,7 @@ SMALL = [
     make_combine,
 ]
 LARGE = [
-    *(partial(make_split, 256, is_int8) for is_int8 in (False, True)),
+    *(partial(make_split, 256, is_int8, split_stages(256, is_int8)) for is_int8 in (False, True)),
     *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
     make_wide_prefill,
     partial(make_chunk_operands, REAL, True),

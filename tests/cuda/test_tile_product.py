@@ -34,8 +34,10 @@ def test_kernel_text_multiplies_what_is_stored(format: TensorFormat) -> None:
     octets[at : at + block.size] = block
     octets[at_out:] = out.view(np.uint8).reshape(-1)
 
+    tiles = tile_shape(format)
+    assert tiles is not None
     WarpSimulator(MANY, octets).launch(
-        make_tile_product(tile_shape(format)),
+        make_tile_product(tiles),
         tile_grid(-(-(first_row + num_rows) // 16) - first_row // 16, columns),
         (
             GLOBAL,

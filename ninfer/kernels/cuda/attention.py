@@ -12,7 +12,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda.attention_decode import make_split
+from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import block_components, make_merge
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
@@ -51,7 +51,8 @@ def paged_decode(
     fitting = stream.scratch.nbytes // (4 * places * (head_dim + 2))
     if fitting == 0:
         raise ShapeError(f"scratch: {table_width} pages a row need more than there is")
-    split = make_split(head_dim, kv.keys.dtype is DType.I8)
+    is_int8 = kv.keys.dtype is DType.I8
+    split = make_split(head_dim, is_int8, split_stages(head_dim, is_int8, stream.shared_bytes))
     base, sums, padded = block_parts(out)
     for first in range(0, num_columns, fitting):
         count = min(fitting, num_columns - first)
@@ -142,7 +143,8 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     if shapes.head_dim == HEAD_DIM:
         made.append(make_wide_prefill())
     for is_int8 in (False, True):
-        made.append(make_split(shapes.head_dim, is_int8))
+        stages = split_stages(shapes.head_dim, is_int8, shapes.block_shared_bytes)
+        made.append(make_split(shapes.head_dim, is_int8, stages))
         made.append(make_prefill(shapes.head_dim, is_int8))
     return tuple(made)
 

@@ -22,16 +22,18 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.attention_bf16 import bf16_reader
-from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS
+from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS, CacheReader
 from ninfer.kernels.cuda.attention_int8 import int8_reader
 from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
     split_start,
 )
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.product_output import warp_index
 
-_STAGES: Final = {False: 3, True: 2}  # two blocks of int8 pages share a multiprocessor
+_MOST_STAGES: Final = {False: 3, True: 2}  # two blocks of int8 pages share a multiprocessor
+_LEAST_STAGES: Final = 2
 _UNSEEN: Final = float("-inf")
 
 _WRITTEN: Final = 128
@@ -90,19 +92,27 @@ def place_of(item: Any, items: Any, num_units: Any) -> Any:
     return int32(split), int32(uint32(item) - rank * units)
 
 
+def split_stages(
+    head_dim: int, is_int8: bool, block_shared_bytes: int = MULTIPROCESSOR_SHARED
+) -> int:
+    """Pages of the ring: as many as are of use and a block holds, at least two."""
+    most = (block_shared_bytes - 2 * _HALF_SCORES) // _reader(head_dim, is_int8).stage_bytes
+    return max(_LEAST_STAGES, min(_MOST_STAGES[is_int8], most))
+
+
 @cache
 def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
-    head_dim: int, is_int8: bool
+    head_dim: int, is_int8: bool, stages: int
 ) -> Kernel:
     """Partial results of all splits; grid (any number,), block (256,).
 
     Args:
         head_dim: components of a head.
         is_int8: cache type.
+        stages: `split_stages` of the device; changes no bit.
     """
-    reader = int8_reader(head_dim) if is_int8 else bf16_reader(head_dim)
+    reader = _reader(head_dim, is_int8)
     query_words, stage_bytes = reader.query_words, reader.stage_bytes
-    stages = _STAGES[is_int8]
     ahead = stages - 1
     wait_copies = (ptx.wait_copies_0, ptx.wait_copies_1, ptx.wait_copies_2, ptx.wait_copies_3)[
         ahead - 1
@@ -277,8 +287,9 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
         ptx.wait_copies_0()
 
     params = (Param.ADDRESS,) * 10 + (Param.I32,) * 5 + (Param.F32,)
+    name = f"attention_split_{head_dim}_{'int8' if is_int8 else 'bf16'}"
     return Kernel(
-        f"attention_split_{head_dim}_{'int8' if is_int8 else 'bf16'}",
+        name if stages == _MOST_STAGES[is_int8] else f"{name}_{stages}",
         split,
         params,
         threads=THREADS,
@@ -286,3 +297,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
         dynamic_shared_bytes=shared_bytes,
         min_blocks=2 if is_int8 else 1,
     )
+
+
+def _reader(head_dim: int, is_int8: bool) -> CacheReader:
+    return int8_reader(head_dim) if is_int8 else bf16_reader(head_dim)

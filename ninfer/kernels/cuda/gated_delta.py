@@ -23,7 +23,12 @@ from ninfer.kernels.cuda.delta_round import can_stage, is_direct, make_decode
 from ninfer.kernels.cuda.delta_scan import make_scan
 from ninfer.kernels.cuda.delta_step import COLUMNS, PARTS, num_slices
 from ninfer.kernels.cuda.fragments import CHUNK
-from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.launch import (
+    MULTIPROCESSOR_SHARED,
+    KernelShapes,
+    block_parts,
+    blocks_for,
+)
 from ninfer.kernels.operand_groups import MixerDims, MixerState, MixerWeights
 from ninfer.tensor import DType, LinearInput, Tensor
 
@@ -107,7 +112,7 @@ def prefill(
     """
     heads = delta_heads(dims)
     num_columns = projected.shape[0]
-    by_chunks = is_chunked(heads) and stream.shared_bytes >= _scan(heads).dynamic_shared_bytes
+    by_chunks = _goes_by_chunks(heads, stream.shared_bytes)
     advance = _advance_chunks if by_chunks else _advance
     piece = _piece(stream, heads, by_chunks=by_chunks)
     base, sums, padded = block_parts(out)
@@ -139,12 +144,15 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     heads = DeltaHeads(
         shapes.num_key_heads, shapes.num_value_heads, shapes.key_dim, shapes.value_dim
     )
-    return kernels_of(heads)
+    return kernels_of(heads, shapes.block_shared_bytes)
 
 
-def kernels_of(heads: DeltaHeads) -> tuple[Kernel, ...]:
+def kernels_of(
+    heads: DeltaHeads, block_shared_bytes: int = MULTIPROCESSOR_SHARED
+) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
-    chunked = (make_chunk_operands(heads, True), _scan(heads)) if is_chunked(heads) else ()
+    by_chunks = _goes_by_chunks(heads, block_shared_bytes)
+    chunked = (make_chunk_operands(heads, True), _scan(heads)) if by_chunks else ()
     ways = (False, True) if can_stage(heads) else (False,)
     return (
         *chunked,
@@ -183,6 +191,10 @@ def _is_held(blocks: int) -> bool:
 def is_chunked(heads: DeltaHeads) -> bool:
     """Whether a prefill of these heads goes by chunks, where a block has enough shared memory."""
     return heads.key_dim == heads.value_dim == WIDTH and heads.sharing <= MAX_SHARING
+
+
+def _goes_by_chunks(heads: DeltaHeads, block_shared_bytes: int) -> bool:
+    return is_chunked(heads) and _scan(heads).dynamic_shared_bytes <= block_shared_bytes
 
 
 def _scan_columns(heads: DeltaHeads) -> int:

@@ -3,9 +3,11 @@
 Launchers compute a grid and enqueue; they allocate nothing and read nothing back. Knows no kernel.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda.fragments import fragment_bytes, padded_width
 from ninfer.tensor import LinearInput
 
@@ -30,6 +32,8 @@ class KernelShapes:
         num_key_heads, num_value_heads, key_dim, value_dim: Gated DeltaNet.
         intermediate: width of the dense MLP; 0 for a mixture.
         num_experts, experts_per_token, expert_width, shared_width: mixture; 0 for a dense MLP.
+        block_shared_bytes: most shared memory of a block on the device, which shapes of blocks
+            depend on; launchers ask their stream for it.
     """
 
     hidden: int
@@ -48,6 +52,7 @@ class KernelShapes:
     experts_per_token: int
     expert_width: int
     shared_width: int
+    block_shared_bytes: int = MULTIPROCESSOR_SHARED
 
 
 class BlockParts(NamedTuple):
@@ -69,6 +74,11 @@ def block_parts(block: LinearInput) -> BlockParts:
     base = block.storage.address
     split = fragment_bytes(block.num_columns, block.width)
     return BlockParts(base, base + split, padded_width(block.width))
+
+
+def fitting(kernels: Iterable[Kernel], block_shared_bytes: int) -> tuple[Kernel, ...]:
+    """Those of several kernels whose blocks a device can hold; launchers choose among them."""
+    return tuple(one for one in kernels if one.dynamic_shared_bytes <= block_shared_bytes)
 
 
 def blocks_for(items: int, threads: int) -> int:

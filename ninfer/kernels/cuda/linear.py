@@ -3,7 +3,8 @@
     1..8 columns      `few_product`: bandwidth-bound, several weights in one launch
     9..128 columns    `skinny_product`: the same bits
     more, on sm_90    `coded_linear`: prefill, weights rounded to bf16, bound by tensor cores
-    more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores
+    more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores; `skinny_product`
+                      where a block has too little shared memory for two stages of a format
 
 Columns are stored as `fragments` draws them, weights as `weight_layout` does. Weights are constants
 that products read before their predecessor has ended: synchronise after `make_resident`.
@@ -20,7 +21,7 @@ from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.few_shape import MOST_COLUMNS
 from ninfer.kernels.cuda.fragments import CHUNK
-from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for, fitting
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.skinny_product import make_skinny
 from ninfer.kernels.cuda.skinny_shape import Skinny
@@ -121,9 +122,13 @@ def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
-    kernels = [make_pack(True), make_pack(False), *few_product.declared(), *coded_linear.declared()]
+    most = shapes.block_shared_bytes
+    kernels = [make_pack(True), make_pack(False), *fitting(few_product.declared(), most)]
+    kernels += coded_linear.declared()
     for format in PAIR_FORMATS:
-        kernels += [make_repack(format), make_tile_product(tile_shape(format))]
+        kernels.append(make_repack(format))
+        tiles = tile_shape(format, most)
+        kernels += [] if tiles is None else [make_tile_product(tiles)]
         shapes_of = [skinny_for(format, rows) for rows in (1, _FEW_ROWS + 1)]
         kernels += [make_skinny(shape) for shape in dict.fromkeys(shapes_of)]
     return tuple(kernels)
@@ -150,12 +155,12 @@ def _multiply(
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     first_tile = weight.first_row // TILE_ROWS
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile
-    if x.num_columns <= SKINNY_COLUMNS:
+    tiles = tile_shape(weight.format, stream.shared_bytes)
+    if x.num_columns <= SKINNY_COLUMNS or tiles is None:
         shape = skinny_for(weight.format, weight.num_rows)
         kernel, grid = make_skinny(shape), shape.grid(row_tiles, x.num_columns)
     else:
-        kernel = make_tile_product(tile_shape(weight.format))
-        grid = tile_grid(row_tiles, x.num_columns)
+        kernel, grid = make_tile_product(tiles), tile_grid(row_tiles, x.num_columns)
     at = weight.storage.address
     base, sums, _ = block_parts(x)
     stream.launch(

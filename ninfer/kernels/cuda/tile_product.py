@@ -25,7 +25,7 @@ from ninfer.kernels.cuda.group_products import (
     make_put_sums,
     unit_groups,
 )
-from ninfer.kernels.cuda.launch import WARP, blocks_for
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP, blocks_for
 from ninfer.kernels.cuda.product_output import store_product, warp_index
 from ninfer.kernels.cuda.skinny_shape import WAITS, advance
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
@@ -73,12 +73,23 @@ class TileShape:
         weights = BLOCK_TILES * PAIR_FORMATS[self.format].tile_bytes
         return weights + BLOCK_COLUMN_TILES * (_CHUNK_BYTES + _SUM_BYTES)
 
+    @property
+    def ring_bytes(self) -> int:
+        """All stages."""
+        return self.stages * self.stage_bytes
 
-def tile_shape(format: TensorFormat) -> TileShape:
-    """The shape of a format's kernel."""
-    if format is TensorFormat.BF16:
-        return TileShape(format, 4, 1, 3)
-    return TileShape(format, 4, 2, 3 if format is TensorFormat.W8 else 4)
+
+def tile_shape(
+    format: TensorFormat, block_shared_bytes: int = MULTIPROCESSOR_SHARED
+) -> TileShape | None:
+    """The shape of a format's kernel: the longest ring, of up to four stages, that a block holds.
+
+    None where not even two stages fit.
+    """
+    unit_slabs = 1 if format is TensorFormat.BF16 else 2
+    most = 3 if format in (TensorFormat.BF16, TensorFormat.W8) else 4
+    shapes = (TileShape(format, 4, unit_slabs, stages) for stages in range(most, 1, -1))
+    return next((one for one in shapes if one.ring_bytes <= block_shared_bytes), None)
 
 
 def tile_grid(row_tiles: int, num_columns: int) -> tuple[int, int, int]:
