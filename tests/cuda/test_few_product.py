@@ -20,7 +20,7 @@ from ninfer.kernels.cuda import (
     weight_tiles,
 )
 from ninfer.kernels.cuda.few_product import TOGETHER, make_few
-from ninfer.kernels.cuda.few_shape import SLOTS, choose_places, shape_for
+from ninfer.kernels.cuda.few_shape import SLOTS, choose_places, shapes_for
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
@@ -88,7 +88,7 @@ def simulate(
         outs.append((put(out.view(np.uint8).reshape(-1)) - GLOBAL, out.shape))
         first, skip = divmod(view.rows.start, 16)
         tiles = -(-(skip + num_rows) // 16)
-        own_tiles = shape_for(view.format, row_tiles, num_columns).row_tiles
+        own_tiles = shapes_for([view.format], row_tiles, num_columns)[0].row_tiles
         end += -(-tiles // own_tiles)
         kind = formats.index(view.format) | int(mode) << 4 | skip << 8 | own_tiles << 12
         tile_bytes = PAIR_FORMATS[view.format].tile_bytes
@@ -175,6 +175,7 @@ def test_weights_of_one_launch_are_those_of_launches_of_their_own(
         ([(Q4, 448), (Q5, 448)], 2, 2),
         ([(W8, 128)], 1, 1),  # a second block would leave another multiprocessor idle
         ([(Q4, 256), (Q5, 768), (BF16, 3), (BF16, 3)], 2, 2),
+        ([(Q4, 2176)], 2, 3),
     ],
 )
 def test_a_launch_leaves_no_more_places_than_its_blocks_need(
@@ -186,7 +187,9 @@ def test_a_launch_leaves_no_more_places_than_its_blocks_need(
 
     assert chosen.row_tiles == row_tiles
     assert whole // (chosen.shared_bytes + 1024) == places
-    assert chosen.blocks == sum(-(-n // shape_for(f, row_tiles, 1).row_tiles) for f, n in tiles)
+    assert chosen.blocks == sum(
+        -(-n // shapes_for([f], row_tiles, 1)[0].row_tiles) for f, n in tiles
+    )
 
 
 def test_a_small_multiprocessor_gets_smaller_blocks() -> None:

@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.few_shape import RINGED_COLUMNS, FewShape
+from ninfer.kernels.cuda.few_shape import FewShape
 from ninfer.kernels.cuda.group_products import (
     make_begin,
     make_end,
@@ -37,6 +37,7 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
     units, num_words = 4 // unit_slabs, 4 * unit_slabs
     num_group_sums = 2 * unit_groups(format, unit_slabs)
     ask_columns, load = _make_ask_columns(shape), _make_load_stored(shape)
+    piece_offset, piece_exists = _make_piece(shape.ringed_columns)
     multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs, keeps_masks=True)
     wait_copies = WAITS[stages]
 
@@ -54,8 +55,8 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
     ) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_group_sums, float32)
-        exists = uint32(((lane & uint32(15)) >> uint32(2)) < uint32(num_columns))
-        at = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(_piece_offset(lane))
+        exists = piece_exists(lane, num_columns)
+        at = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(piece_offset(lane))
         sums_from = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(lane * uint32(16))
         chunk, pair = _own_places(lane, num_columns)
         left = count
@@ -207,13 +208,6 @@ def _own_places(lane: Index, num_columns: Index) -> Any:
 
 
 @device_function
-def _piece_offset(lane: Index) -> Any:
-    """Offset in memory of what a lane brings: 16 lanes take four columns of one slab."""
-    slab, piece = uint32(lane >> uint32(4)), uint32(lane & uint32(15))
-    return uint32(slab * uint32(512) + piece * uint32(16))
-
-
-@device_function
 def _next_slot(slot: Index, step: int, ring: Index, end: Index) -> Any:
     moved = uint32(slot + uint32(step))
     if moved == end:
@@ -221,23 +215,47 @@ def _next_slot(slot: Index, step: int, ring: Index, end: Index) -> Any:
     return moved
 
 
+def _make_piece(columns: int) -> tuple[Any, Any]:
+    """What a lane brings of a k tile: its offset in memory, and whether its column exists."""
+    slab_lanes = 4 * columns
+
+    @device_function
+    def piece_offset(lane: Index) -> Any:
+        slab = uint32(lane // uint32(slab_lanes))
+        piece = uint32(lane - slab * uint32(slab_lanes))
+        return uint32(slab * uint32(512) + piece * uint32(16))
+
+    @device_function
+    def piece_exists(lane: Index, num_columns: Index) -> Any:
+        column = uint32((lane % uint32(slab_lanes)) >> uint32(2))
+        return uint32(column < uint32(num_columns)) & uint32(lane < uint32(4 * slab_lanes))
+
+    return piece_offset, piece_exists
+
+
 def _make_ask_columns(shape: FewShape) -> Any:
-    """Ask for the columns of a k tile; half of what a slab has in memory, 16 lanes bring it."""
-    has_sums = PAIR_FORMATS[shape.format].offset > 0
+    """Ask for the columns of a k tile, of each slab what the ring has room for."""
+    has_sums, columns = PAIR_FORMATS[shape.format].offset > 0, shape.ringed_columns
     weight_bytes = shape.weight_bytes
-    sums_at = weight_bytes + RINGED_COLUMNS * 256
+    sums_at = weight_bytes + columns * 256
+    steps = -(-columns * 16 // 32)
+    slabs = 32 // (4 * columns)  # of one step
 
     @device_function
     def ask_columns(
         to: Address, base: Address, sums: Address, lane: Index, is_inside: Index, exists: Index
     ) -> None:
         is_asked = is_inside & exists
-        for step in range(2):
+        for step in range(steps):
             at = to + uint32(weight_bytes + step * 512)
-            ptx.copy_columns_16_if(at, base + uint64(step * 1024), is_asked)
+            source = base + uint64(step * slabs * 512)
+            if columns == 1:
+                ptx.copy_weights_16_if(at, source, is_asked)
+            else:
+                ptx.copy_columns_16_if(at, source, is_asked)
         if has_sums:
             at = to + uint32(sums_at)
-            ptx.copy_columns_16_if(at, sums, is_inside & uint32(lane < uint32(4)))
+            ptx.copy_weights_16_if(at, sums, is_inside & uint32(lane < uint32(4)))
 
     return ask_columns
 
@@ -248,13 +266,14 @@ def _make_load_stored(shape: FewShape) -> Any:
     groups = unit_groups(shape.format, unit_slabs)
     has_sums = PAIR_FORMATS[shape.format].offset > 0
     weight_bytes = shape.weight_bytes
-    sums_at = weight_bytes + RINGED_COLUMNS * 256
+    slab_bytes = shape.ringed_columns * 64
+    sums_at = weight_bytes + 4 * slab_bytes
 
     @device_function
     def load(chunk: Address, pair: Address, unit: int, x: Array, s: Array) -> None:
         for w in range(unit_slabs):
             i = w * 4
-            at = chunk + uint32(weight_bytes + (unit * unit_slabs + w) * RINGED_COLUMNS * 64)
+            at = chunk + uint32(weight_bytes + (unit * unit_slabs + w) * slab_bytes)
             x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(at)
         if has_sums:
             for g in range(groups):

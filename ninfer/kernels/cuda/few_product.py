@@ -23,10 +23,12 @@ from ninfer.kernels.cuda.few_shape import (
     RINGED_COLUMNS,
     ROW_TILES,
     SLOTS,
+    FewShape,
     choose_places,
-    least_blocks,
+    most_places,
     most_registers,
-    shape_for,
+    ringed_columns,
+    shapes_for,
     shared_bytes,
 )
 from ninfer.kernels.cuda.few_walk import make_run, make_write, part_stride
@@ -74,7 +76,7 @@ def declared() -> tuple[Kernel, ...]:
         dict.fromkeys(
             make_few(formats, row_tiles, columns)
             for formats in (*alone, *TOGETHER)
-            for columns in (RINGED_COLUMNS, MOST_COLUMNS)
+            for columns in (*RINGED_COLUMNS, MOST_COLUMNS)
             for row_tiles in ROW_TILES
         )
     )
@@ -82,13 +84,16 @@ def declared() -> tuple[Kernel, ...]:
 
 def make_few(formats: Formats, row_tiles: int, num_columns: int) -> Kernel:
     """Kernel for up to four weights of these formats."""
-    shapes = tuple(shape_for(format, row_tiles, num_columns) for format in formats)
+    shapes = shapes_for(formats, row_tiles, num_columns)
     tallest = max(shape.row_tiles for shape in shapes)
-    return _make_few(shapes, tallest, shared_bytes(formats, row_tiles, num_columns))
+    ring_bytes = shared_bytes(formats, row_tiles, num_columns)
+    return _make_few(shapes, tallest, ring_bytes, ringed_columns(num_columns) or MOST_COLUMNS)
 
 
 @cache
-def _make_few(shapes: tuple[Any, ...], row_tiles: int, ring_bytes: int) -> Kernel:
+def _make_few(
+    shapes: tuple[FewShape, ...], row_tiles: int, ring_bytes: int, num_columns: int
+) -> Kernel:
     """One block for each row block of every weight; block (256,)."""
     warp_bytes = ring_bytes // PARTS
     stride = part_stride(row_tiles)
@@ -158,17 +163,17 @@ def _make_few(shapes: tuple[Any, ...], row_tiles: int, ring_bytes: int) -> Kerne
         mode = (kind >> int32(_MODE_AT)) & int32(15)
         write(own, out, int32(start), own_rows, rows, width, num_columns, mode)
 
-    name = "_".join(shape.format.name.lower() for shape in shapes)
-    ringed = "ringed" if any(shape.rings_columns for shape in shapes) else "direct"
+    formats = tuple(shape.format for shape in shapes)
+    name = "_".join(format.name.lower() for format in formats)
     slot = (Param.ADDRESS,) * 2 + (Param.I32,) * 5
     return Kernel(
-        f"few_{name}_{row_tiles}_{ringed}",
+        f"few_{name}_{16 * row_tiles}x{num_columns}",
         few,
         (Param.ADDRESS,) * 2 + (Param.I32,) * 2 + slot * SLOTS,
         threads=THREADS,
-        max_registers=most_registers(row_tiles),
+        max_registers=most_registers(formats, row_tiles, num_columns),
         dynamic_shared_bytes=ring_bytes,
-        min_blocks=least_blocks(row_tiles),
+        min_blocks=most_places(formats, row_tiles, num_columns),
     )
 
 
@@ -213,17 +218,18 @@ def _launch(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> 
         stream.num_multiprocessors,
         stream.shared_bytes + 1024,
     )
+    shapes = shapes_for(formats, places.row_tiles, x.num_columns)
     base, sums, padded = block_parts(x)
     args = [base, sums, padded // 128, x.num_columns]
     end = 0
     for (weight, out, first_column, output), (codes, tiles, skip) in zip(
         products, views, strict=True
     ):
-        shape = shape_for(weight.format, places.row_tiles, x.num_columns)
-        end += blocks_for(tiles, shape.row_tiles)
+        tall = shapes[formats.index(weight.format)].row_tiles
+        end += blocks_for(tiles, tall)
         target = out.address + first_column * out.dtype.itemsize
         kind = formats.index(weight.format) | int(output) << _MODE_AT
-        kind |= skip << _SKIP_AT | shape.row_tiles << _TALL_AT
+        kind |= skip << _SKIP_AT | tall << _TALL_AT
         args += [codes, target, end, tiles, weight.num_rows, out.shape[1], kind]
     args += args[-7:] * (SLOTS - len(products))
     kernel = make_few(formats, places.row_tiles, x.num_columns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ninfer.errors import InvariantError
-from ninfer.kernels.cuda.launch import blocks_for
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, blocks_for
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
@@ -20,8 +20,8 @@ from ninfer.tensor import TensorFormat
 MOST_COLUMNS: Final = 8
 """Columns of one tile of a tensor-core product."""
 
-RINGED_COLUMNS: Final = 4
-"""Up to so many columns travel through the ring; more come straight from the first-level cache."""
+RINGED_COLUMNS: Final = (1, 4)
+"""Columns that a ring has room for; more come straight from the first-level cache."""
 
 ROW_TILES: Final = (1, 2)
 """Row tiles of a block that kernels are made for."""
@@ -33,7 +33,16 @@ _COLUMN_BYTES: Final = 256  # of one column of a k tile
 _SUMS_BYTES: Final = 64  # of a k tile's group sums, all eight columns
 _RESERVED_BYTES: Final = 1024  # that a block takes beside its own
 _REGISTER_FILE: Final = 65536
-_MOST_PLACES: Final = {1: 3, 2: 2}  # by row tiles: what registers leave room for
+_STEADY: Final = {
+    (1, 1): 0.55,
+    (1, 2): 0.80,
+    (1, 3): 0.90,
+    (2, 1): 0.70,
+    (2, 2): 0.92,
+    (2, 3): 0.97,
+}
+"""By row tiles and places: roughly what of copy bandwidth a long product reaches where no
+multiprocessor waits for another; for comparing, measured on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +52,15 @@ class FewShape:
     Attributes:
         format: of the weight.
         row_tiles: tiles of 16 rows of a block.
-        rings_columns: columns come through the ring, with the weights they meet.
+        ringed_columns: columns that come through the ring, with the weights they meet; 0 where
+            they do not.
+        stages: k tiles of a warp's ring.
     """
 
     format: TensorFormat
     row_tiles: int
-    rings_columns: bool
-
-    @property
-    def stages(self) -> int:
-        """K tiles of a warp's ring."""
-        return 2 if self.format is TensorFormat.W8 and self.rings_columns else 3
+    ringed_columns: int
+    stages: int = 3
 
     @property
     def weight_bytes(self) -> int:
@@ -63,8 +70,8 @@ class FewShape:
     @property
     def stage_bytes(self) -> int:
         """Weights of one k tile, and its columns where they come along."""
-        columns = RINGED_COLUMNS * _COLUMN_BYTES + _SUMS_BYTES
-        return self.weight_bytes + columns * self.rings_columns
+        sums = _SUMS_BYTES * (self.ringed_columns > 0)
+        return self.weight_bytes + self.ringed_columns * _COLUMN_BYTES + sums
 
     @property
     def warp_bytes(self) -> int:
@@ -86,26 +93,51 @@ class Places(NamedTuple):
     shared_bytes: int
 
 
-def shape_for(format: TensorFormat, row_tiles: int, num_columns: int) -> FewShape:
-    """How a block multiplies; bf16 weights leave no room for a second tile or for columns."""
-    if format is TensorFormat.BF16:
-        return FewShape(format, 1, False)
-    return FewShape(format, row_tiles, num_columns <= RINGED_COLUMNS)
+def shapes_for(
+    formats: Sequence[TensorFormat], row_tiles: int, num_columns: int
+) -> tuple[FewShape, ...]:
+    """How blocks of one launch multiply each format.
+
+    The ring of bf16 weights is large: there is no room for a second row tile or for columns, and
+    beside other formats, whose blocks are many, it is shorter.
+    """
+    columns = ringed_columns(num_columns)
+    shapes = []
+    for format in formats:
+        if format is TensorFormat.BF16:
+            shapes.append(FewShape(format, 1, 0, 3 if len(formats) == 1 else 2))
+        else:
+            is_short = format is TensorFormat.W8 and columns > 0
+            shapes.append(FewShape(format, row_tiles, columns, 2 if is_short else 3))
+    return tuple(shapes)
+
+
+def ringed_columns(num_columns: int) -> int:
+    """Columns that a ring has room for, for so many; 0 where they do not go through it."""
+    return next((most for most in RINGED_COLUMNS if num_columns <= most), 0)
 
 
 def shared_bytes(formats: Sequence[TensorFormat], row_tiles: int, num_columns: int) -> int:
     """Rings of a block that may meet any of these formats."""
-    return PARTS * max(shape_for(f, row_tiles, num_columns).warp_bytes for f in formats)
+    return PARTS * max(s.warp_bytes for s in shapes_for(formats, row_tiles, num_columns))
 
 
-def most_registers(row_tiles: int) -> int:
+def most_places(formats: Sequence[TensorFormat], row_tiles: int, num_columns: int) -> int:
+    """Blocks that share a multiprocessor at most, for which kernels leave registers.
+
+    Two row tiles leave them for three blocks where one column meets weights of one format, and are
+    worth it where shared memory has room for three rings.
+    """
+    ring = shared_bytes(formats, row_tiles, num_columns)
+    is_light = num_columns == 1 and len(formats) == 1
+    has_room = 3 * (ring + _RESERVED_BYTES) <= MULTIPROCESSOR_SHARED
+    return 3 if row_tiles == 1 or (is_light and has_room) else 2
+
+
+def most_registers(formats: Sequence[TensorFormat], row_tiles: int, num_columns: int) -> int:
     """Registers of a thread that leave the places their blocks."""
-    return _REGISTER_FILE // (THREADS * _MOST_PLACES[row_tiles]) // 8 * 8
-
-
-def least_blocks(row_tiles: int) -> int:
-    """Blocks that share a multiprocessor at the declared registers."""
-    return _MOST_PLACES[row_tiles]
+    places = most_places(formats, row_tiles, num_columns)
+    return _REGISTER_FILE // (THREADS * places) // 8 * 8
 
 
 def choose_places(
@@ -114,7 +146,7 @@ def choose_places(
     multiprocessors: int,
     multiprocessor_bytes: int,
 ) -> Places:
-    """Choose the blocks that fill the card best; of equals, those with most in flight.
+    """Choose the blocks that end first: even shares against enough of them in flight.
 
     Args:
         tiles: format and row tiles of every weight of the launch.
@@ -122,23 +154,20 @@ def choose_places(
         multiprocessors: of the device.
         multiprocessor_bytes: shared memory that its blocks can share.
     """
-    formats = [format for format, _ in tiles]
-    best: tuple[tuple[float, int, int], Places] | None = None
+    formats = tuple(dict.fromkeys(format for format, _ in tiles))
+    found: list[tuple[float, Places]] = []
     for row_tiles in ROW_TILES:
-        blocks = sum(
-            blocks_for(count, shape_for(format, row_tiles, num_columns).row_tiles)
-            for format, count in tiles
-        )
         ring = shared_bytes(formats, row_tiles, num_columns)
-        most = min(_MOST_PLACES[row_tiles], multiprocessor_bytes // (ring + _RESERVED_BYTES))
-        places = max(1, min(most, blocks_for(blocks, multiprocessors)))
-        at_once = places * multiprocessors
-        fill = blocks / (at_once * blocks_for(blocks, at_once))
-        # One more block shall not fit; what is left serves columns as first-level cache.
-        closing = multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - _RESERVED_BYTES
-        score = (round(fill, 1), row_tiles * places, places)
-        if most > 0 and (best is None or score > best[0]):
-            best = score, Places(row_tiles, blocks, max(ring, closing))
-    if best is None:
+        tall = {s.format: s.row_tiles for s in shapes_for(formats, row_tiles, num_columns)}
+        blocks = sum(blocks_for(count, tall[format]) for format, count in tiles)
+        fitting = multiprocessor_bytes // (ring + _RESERVED_BYTES)
+        for places in range(1, min(fitting, most_places(formats, row_tiles, num_columns)) + 1):
+            at_once = places * multiprocessors
+            fill = blocks / (at_once * blocks_for(blocks, at_once))
+            # One more block shall not fit; what is left serves columns as first-level cache.
+            closing = multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - _RESERVED_BYTES
+            rate = fill * _STEADY[row_tiles, places]
+            found.append((rate, Places(row_tiles, blocks, max(ring, closing))))
+    if not found:
         raise InvariantError(f"{multiprocessor_bytes} bytes of shared memory hold no block")
-    return best[1]
+    return max(found, key=lambda rated: rated[0])[1]

@@ -40,9 +40,9 @@ def make_run(shape: FewShape, warp_bytes: int, stride: int) -> Any:
     stage_bytes, tile_bytes = shape.stage_bytes, PAIR_FORMATS[format].tile_bytes
     num_sums = 4 * row_tiles
     ask = _make_ask(format, row_tiles)
-    make_walk = make_ringed_walk if shape.rings_columns else make_direct_walk
+    make_walk = make_ringed_walk if shape.ringed_columns > 0 else make_direct_walk
     walk = make_walk(shape, ask)
-    rings_columns = shape.rings_columns
+    rings_columns = shape.ringed_columns > 0
     put_sums = make_put_sums(row_tiles, 1, stride)
 
     @device_function
