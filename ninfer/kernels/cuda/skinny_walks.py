@@ -30,7 +30,7 @@ def make_walk(shape: Skinny, ask: Any) -> Any:
     num_group_sums = 2 * column_tiles * unit_groups(format, unit_slabs)
     locate = _make_locate(column_tiles)
     load = _make_load_columns(format, column_tiles, unit_slabs)
-    multiply = make_multiply(format, shape.row_tiles, column_tiles, unit_slabs, keeps_masks=True)
+    multiply = make_multiply(format, shape.row_tiles, column_tiles, unit_slabs)
     wait_copies = WAITS[stages]
 
     @device_function
