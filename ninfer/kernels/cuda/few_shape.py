@@ -34,11 +34,11 @@ _SUMS_BYTES: Final = 64  # of a k tile's group sums, all eight columns
 _RESERVED_BYTES: Final = 1024  # that a block takes beside its own
 _REGISTER_FILE: Final = 65536
 _STEADY: Final = {
-    (1, 1): 0.55,
-    (1, 2): 0.80,
-    (1, 3): 0.90,
-    (2, 1): 0.70,
-    (2, 2): 0.92,
+    (1, 1): 0.45,
+    (1, 2): 0.66,
+    (1, 3): 0.80,
+    (2, 1): 0.60,
+    (2, 2): 0.93,
     (2, 3): 0.97,
 }
 """By row tiles and places: roughly what of copy bandwidth a long product reaches where no
