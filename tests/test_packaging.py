@@ -1,8 +1,14 @@
 """What is installed is what is there: packages are listed by hand, since one lies elsewhere."""
 
 import configparser
-from importlib import resources
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata, resources
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,3 +30,26 @@ def test_files_of_the_page_are_installed() -> None:
     names = {entry.name for entry in resources.files("ninfer.web").iterdir()}
 
     assert {"index.html", "chat.js", "style.css"} <= names
+
+
+def test_wheel_holds_no_leftovers_of_an_earlier_build(tmp_path: Path) -> None:
+    if int(metadata.version("setuptools").partition(".")[0]) < 77:
+        pytest.skip("needs the setuptools that pyproject.toml asks for")
+    tree = tmp_path / "checkout"
+    unneeded = shutil.ignore_patterns("__pycache__", "*.ninfer")
+    for name in ("ninfer", "web"):
+        shutil.copytree(ROOT / name, tree / name, ignore=unneeded)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    stale = tree / "build" / "lib" / "ninfer" / "long_gone.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    build = "from setuptools import build_meta; build_meta.build_wheel('out')"
+
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+
+    (wheel,) = (tree / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"ninfer/py.typed", "ninfer/cli/main.py", "ninfer/web/index.html"} <= names
+    assert "ninfer/long_gone.py" not in names
