@@ -27,14 +27,14 @@ def turned_descriptor(block_bytes: int) -> int:
 
 
 @cache
-def multiply_turned(num_columns: int, steps: int) -> Intrinsic:
+def multiply_turned(num_columns: int, steps: int, *, is_awaited: bool = True) -> Intrinsic:
     """Make ``(sums, left, right)``: add a 64 x 16 steps block times 16 steps turned rows.
-
-    A call returns when its products have ended.
 
     Args:
         num_columns: n of the product; ``sums`` has half as many values.
         steps: of 16 rows; ``left`` has four words for each, as m16n8k16 takes its left operand.
+        is_awaited: a call returns when its products have ended. Otherwise when those before it
+            have, and sums and words belong to the products until `warpgroup.finish_products`.
     """
     num_sums, num_left = num_columns // 2, _LEFT_WORDS * steps
     sums = ",".join(f"${index}" for index in range(num_sums))
@@ -50,7 +50,8 @@ def multiply_turned(num_columns: int, steps: int) -> Intrinsic:
             f"wgmma.mma_async.sync.aligned.m64n{num_columns}k16.f32.bf16.bf16 "
             f"{{{sums}}}, {{{words}}}, b, p, 1, 1, 1;",
         ]
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0; }"]
+    pending = 0 if is_awaited else 1
+    lines += ["wgmma.commit_group.sync.aligned;", f"wgmma.wait_group.sync.aligned {pending}; }}"]
     text = "\n".join(lines)
     value, word = ir.FloatType(), ir.IntType(32)
     operands = [word] * num_left + [ir.IntType(64)] + [value] * num_sums

@@ -1,10 +1,11 @@
 """Warpgroup kernels on the CPU: every thread of a block is one Python thread.
 
-Barriers really block, bulk copies happen at once, and a product is made when the four warps of a
-group have met: operands are read from the bytes of shared memory as the PTX ISA defines matrix
-descriptors (start, stride between groups of eight rows, swizzle of 16-byte pieces by address bits 7
-to 9), so that a wrong image, descriptor or barrier shows as a wrong number or a time-out. Sums are
-float64. Blocks run one after another; clusters are not simulated.
+Barriers really block, bulk copies happen at once, those of a thread not before it waits for them,
+and a product is made when the four warps of a group have met: operands are read from the bytes of
+shared memory as the PTX ISA defines matrix descriptors (start, stride between groups of eight rows,
+swizzle of 16-byte pieces by address bits 7 to 9), so that a wrong image, descriptor or barrier
+shows as a wrong number or a time-out. Sums are float64. Blocks run one after another; clusters are
+not simulated.
 """
 
 import threading
@@ -20,8 +21,17 @@ import pytest
 from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.swizzled_rows import rows_of, turned_rows_of
+from tests.support.word_arithmetic import (
+    bf16_word,
+    half_value,
+    multiply_add_pair,
+    permute_bytes,
+)
 
 Octets = npt.NDArray[np.uint8]
+Copy = tuple[int, int, int]
+"""To, from, bytes that are read: of a piece of sixteen."""
 Extent = tuple[int, int]
 
 GLOBAL = 1 << 20
@@ -59,6 +69,7 @@ class _Block:
         self.groups = [threading.Barrier(128) for _ in range(-(-kernel.threads // 128))]
         self.exchanged: list[Any] = [None] * kernel.threads
         self.products: dict[int, npt.NDArray[np.float64]] = {}
+        self.copies: list[list[list[Copy]]] = [[[]] for _ in range(kernel.threads)]
 
     # Memory.
 
@@ -112,33 +123,52 @@ class _Block:
             self.barriers[int(barrier)].settle()
             self.changed.notify_all()
 
-    # Products.
+    # Copies of single threads, in groups; the last group is open.
 
-    def rows_of(self, descriptor: int, first: int, count: int) -> npt.NDArray[np.float64]:
-        """Rows of 64 features behind a descriptor."""
-        assert descriptor >> 62 == 1, "swizzle over 128 bytes"
-        start = (descriptor & 0x3FFF) << 4
-        stride = ((descriptor >> 32) & 0x3FFF) << 4
-        row = np.arange(first, first + count)[:, None]
-        plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(64)[None, :]
-        swizzled = plain ^ (plain >> 7 & 7) << 4
-        words = self.shared.view(np.uint16)[(swizzled - SHARED) // 2]
-        values = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return np.asarray(values, np.float64)
+    def copy_async(self, to: Any, source: Any, nbytes: Any) -> None:
+        self.copies[self.place.thread][-1].append((int(to), int(source), int(nbytes)))
+
+    def close_copies(self) -> None:
+        self.copies[self.place.thread].append([])
+
+    def wait_copies(self, pending: int) -> None:
+        groups = self.copies[self.place.thread]
+        while len(groups) > pending + 1:
+            self._copy(groups.pop(0))
+
+    def arrive_when_copied(self, address: Any) -> None:
+        groups = self.copies[self.place.thread]
+        while groups:
+            self._copy(groups.pop(0))
+        groups.append([])
+        self.arrive(address)
+
+    def _copy(self, group: list[Copy]) -> None:
+        for to, source, nbytes in group:
+            target = self.octets(to, 16)
+            target[...] = 0
+            if nbytes:
+                target[...] = self.octets(source, 16)
+
+    # Products.
 
     def multiply(self, sums: list[Any], left: Any, right: Any) -> None:
         thread = self.place.thread
         group, warp, r, t = thread // 128, thread // 32 % 4, thread % 32 // 4, thread % 4
         if thread % 128 == 0:
-            rows = self.rows_of(int(left), 0, 64)
-            self.exchanged[thread] = rows @ self.rows_of(int(right), 0, 2 * len(sums)).T
+            rows = rows_of(self.shared, SHARED, int(left), 64)
+            self.exchanged[thread] = (
+                rows @ rows_of(self.shared, SHARED, int(right), 2 * len(sums)).T
+            )
         self.groups[group].wait(_WAIT_S)
         product = self.exchanged[128 * group]
         for i in range(len(sums)):
             sums[i] += product[16 * warp + r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
         self.groups[group].wait(_WAIT_S)
 
-    def multiply_registers(self, sums: list[Any], words: list[Any], right: Any) -> None:
+    def multiply_registers(
+        self, sums: list[Any], words: list[Any], right: Any, *, is_turned: bool = False
+    ) -> None:
         """The left operand as m16n8k16 has it: lane 4 r + t of 16 rows, four words a step."""
         thread = self.place.thread
         warp = thread // 32
@@ -152,7 +182,11 @@ class _Block:
                     k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2
                     low, high = (word & 0xFFFF) << 16, word & 0xFFFF0000
                     rows[row, k : k + 2] = np.array([low, high], np.uint32).view(np.float32)
-            self.products[warp] = rows @ self.rows_of(int(right), 0, 2 * len(sums)).T
+            width, operand = 2 * len(sums), (self.shared, SHARED, int(right))
+            right_rows = (
+                turned_rows_of(*operand, 64, width) if is_turned else rows_of(*operand, width).T
+            )
+            self.products[warp] = rows @ right_rows
         self.groups[thread // 128].wait(_WAIT_S)
         r, t = thread % 32 // 4, thread % 4
         for i in range(len(sums)):
@@ -219,29 +253,6 @@ class _Block:
             barrier.abort()
 
 
-def _bf16(value: Any) -> int:
-    bits = int(np.float32(value).view(np.uint32))
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
-
-
-def _half(word: int) -> np.float32:
-    return np.float32(np.uint16(word & 0xFFFF).view(np.float16))
-
-
-def _permute(a: Any, b: Any, selector: Any) -> Any:
-    octets = (int(a) | int(b) << 32).to_bytes(8, "little")
-    chosen = bytes(octets[int(selector) >> 4 * i & 7] for i in range(4))
-    return np.uint32(int.from_bytes(chosen, "little"))
-
-
-def _multiply_add(a: Any, b: Any, c: Any) -> Any:
-    word = 0
-    for shift in (0, 16):
-        x, y, z = (np.uint32((int(v) >> shift & 0xFFFF) << 16).view(np.float32) for v in (a, b, c))
-        word |= _bf16(float(x) * float(y) + float(z)) << shift
-    return np.uint32(word)
-
-
 def _intrinsics(block: _Block) -> SimpleNamespace:
     """What stands in for `ninfer.cuda.ptx`."""
     made: dict[str, Any] = {}
@@ -259,8 +270,22 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
 
         return store
 
+    def load_u32_if(address: Any, mask: Any) -> Any:
+        return block.load(address, np.uint32) if mask else np.uint32(0)
+
     return SimpleNamespace(
         **made,
+        load_i32=lambda address: block.load(address, np.int32),
+        load_u32_if=load_u32_if,
+        copy_async_16=block.copy_async,
+        close_copies=block.close_copies,
+        wait_copies_0=lambda: block.wait_copies(0),
+        wait_copies_1=lambda: block.wait_copies(1),
+        sync_warp=lambda: block.warps[block.place.thread // 32].wait(_WAIT_S),
+        fence_shared_async=lambda: None,
+        power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),
+        reciprocal=lambda x: np.float32(1 / np.float64(x)),
+        put_shared_u32x4=lambda address, *values: block.store(address, values, np.uint32),
         shared_address=lambda array: np.uint32(SHARED),
         divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
         smaller_u32=lambda a, b: np.uint32(min(int(a), int(b))),
@@ -272,16 +297,17 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
         store_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
         store_u32x4=lambda address, *values: block.store(address, values, np.uint32),
+        store_f32=lambda address, value: block.store(address, [value], np.float32),
         store_f32_if=store_if(np.float32),
         store_u16_if=store_if(np.uint16),
-        bf16x2_of_f32=lambda low, high: np.uint32(_bf16(low) | _bf16(high) << 16),
+        bf16x2_of_f32=lambda low, high: np.uint32(bf16_word(low) | bf16_word(high) << 16),
         f32_of_bits=lambda word: np.uint32(word).view(np.float32),
-        f32_of_f16=lambda word: _half(int(word)),
-        f32_of_upper_f16=lambda word: _half(int(word) >> 16),
+        f32_of_f16=lambda word: half_value(int(word)),
+        f32_of_upper_f16=lambda word: half_value(int(word) >> 16),
         add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
         multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
-        permute_bytes=_permute,
-        multiply_add_bf16x2=_multiply_add,
+        permute_bytes=permute_bytes,
+        multiply_add_bf16x2=multiply_add_pair,
         release_successor=lambda: None,
         wait_for_predecessor=lambda: None,
     )
@@ -311,9 +337,21 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         shfl_sync=block.shuffle,
         shfl_xor_sync=block.exchange,
     )
+
+    def init_if(mask: Any, address: Any, count: Any) -> None:
+        if mask:
+            block.init(address, count)
+
+    def arrive_if(mask: Any, address: Any) -> None:
+        if mask:
+            block.arrive(address)
+
     group = SimpleNamespace(
         DESCRIPTOR=warpgroup.DESCRIPTOR,
         init_barrier=block.init,
+        init_barrier_if=init_if,
+        arrive_if=arrive_if,
+        arrive_when_copied=block.arrive_when_copied,
         publish_barriers=lambda: None,
         meet=block.meet,
         expect_bytes=block.arrive,
@@ -325,7 +363,8 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
 
     def call(self: Any, sums: Any, *operands: Any) -> None:
         if operands and isinstance(operands[0], list):
-            block.multiply_registers(sums, *operands)
+            is_turned = "1, 1, 1;" in self.ptx_text
+            block.multiply_registers(sums, *operands, is_turned=is_turned)
         elif operands:
             block.multiply(sums, *operands)  # `finish_products` has nothing to wait for
 
