@@ -37,6 +37,7 @@ from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
+from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each
 from ninfer.kernels.cuda.expert_gate import make_gate
@@ -304,8 +305,8 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
-    kernels = [make_merge(256), make_wide_prefill(), make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS)]
-    kernels += [make_rows(), make_combine()]
+    kernels = [make_merge(256), make_wide_prefill(), make_wide_int8_prefill()]
+    kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
     for is_int8 in (False, True):
         kernels += [
             make_split(256, is_int8, split_stages(256, is_int8)),

@@ -13,6 +13,7 @@ from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
+from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.delta_chunks import make_chunk_operands
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
 from ninfer.kernels.cuda.delta_output import make_gated_norm
@@ -43,6 +44,7 @@ LARGE = [
     *(partial(make_split, 256, is_int8, split_stages(256, is_int8)) for is_int8 in (False, True)),
     *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
     make_wide_prefill,
+    make_wide_int8_prefill,
     partial(make_chunk_operands, REAL, True),
     *(partial(make_scan, REAL, columns) for columns in (32, 64)),
     *(partial(make_decode, REAL, True, is_staged) for is_staged in (False, True)),

@@ -2,8 +2,9 @@
 
 Decode takes any columns: a fixed grid works on fixed splits of every column's positions
 (`attention_decode`), and partial results lie in the stream's scratch memory, for as many columns at
-a time as fit. Prefill takes consecutive positions of one sequence (`attention_prefill`). The two
-differ in arithmetic; each depends on a column's own position and cache alone.
+a time as fit. Prefill takes consecutive positions of one sequence (`attention_prefill`; on
+warpgroups `attention_wide` and `attention_wide_int8`). The two differ in arithmetic; each depends
+on a column's own position and cache alone.
 """
 
 import math
@@ -18,6 +19,7 @@ from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
 from ninfer.kernels.cuda.attention_wide import HEAD_DIM, make_wide_prefill
+from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import KvPlanes
 from ninfer.tensor import DType, LinearInput, Tensor
@@ -114,15 +116,16 @@ def paged_prefill(
     num_columns, num_heads, head_dim = queries.shape
     _expect_heads(head_dim, kv)
     is_int8 = kv.keys.dtype is DType.I8
-    is_wide = stream.has_warpgroups and head_dim == HEAD_DIM and not is_int8
+    is_wide = stream.has_warpgroups and head_dim == HEAD_DIM
+    make_wide = make_wide_int8_prefill if is_int8 else make_wide_prefill
     planes = _plane_addresses(kv)
     stream.launch(
-        make_wide_prefill() if is_wide else make_prefill(head_dim, is_int8),
+        make_wide() if is_wide else make_prefill(head_dim, is_int8),
         (blocks_for(num_columns, TILE_QUERIES), num_heads, 1),
         (
             queries.address,
             projected.address,
-            *(planes[:2] if is_wide else planes),
+            *(planes[:2] if is_wide and not is_int8 else planes),
             kv.block_table.address,
             table_rows.address,
             positions.address,
@@ -141,7 +144,7 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: both cache types."""
     made = [make_merge(shapes.head_dim)]
     if shapes.head_dim == HEAD_DIM:
-        made.append(make_wide_prefill())
+        made += [make_wide_prefill(), make_wide_int8_prefill()]
     for is_int8 in (False, True):
         stages = split_stages(shapes.head_dim, is_int8, shapes.block_shared_bytes)
         made.append(make_split(shapes.head_dim, is_int8, stages))
