@@ -38,21 +38,35 @@ def make_content(
     dtype: DType, num_kv_heads: int, head_dim: int, lengths: Sequence[int], seed: int = 0
 ) -> CacheContent:
     """Sequences of random numbers; ``seed`` moves the pages, never the numbers."""
-    numbers, mover = np.random.default_rng(9), np.random.default_rng(seed)
-    needed = [-(-length // PAGE_TOKENS) for length in lengths]
-    order = list(mover.permutation(sum(needed)))
+    numbers = np.random.default_rng(9)
+    sequences = []
+    for length in lengths:
+        shape = (length, num_kv_heads, head_dim)
+        pair = (numbers.normal(0, 1, shape).astype(np.float32) for _ in range(2))
+        keys, values = (source.transpose(1, 0, 2) for source in pair)
+        sequences.append((keys, values))
+    return store_content(dtype, sequences, seed)
+
+
+def store_content(
+    dtype: DType, sequences: Sequence[tuple[Array, Array]], seed: int = 0
+) -> CacheContent:
+    """Store keys and values [kv heads, positions, D] of sequences; ``seed`` moves the pages."""
+    num_kv_heads, _, head_dim = sequences[0][0].shape
+    needed = [-(-keys.shape[1] // PAGE_TOKENS) for keys, _ in sequences]
+    order = list(np.random.default_rng(seed).permutation(sum(needed)))
     shape = (sum(needed) + 1, num_kv_heads, PAGE_TOKENS, head_dim)
     is_int8 = dtype is DType.I8
     planes = [_poisoned(shape, np.int8 if is_int8 else np.uint16) for _ in range(2)]
     scales = [_poisoned((*shape[:3], head_dim // 64), np.float16) for _ in range(2)]
-    table = np.full((len(lengths), max(needed) + 1), sum(needed), np.int32)
+    table = np.full((len(sequences), max(needed) + 1), sum(needed), np.int32)
     content = CacheContent(tuple(planes + scales if is_int8 else planes), table, [], [])
-    for row, length in enumerate(lengths):
+    for row, pair in enumerate(sequences):
         for page in range(needed[row]):
             table[row, page] = order.pop()
         for which, found in enumerate((content.keys, content.values)):
-            source = numbers.normal(0, 1, (length, num_kv_heads, head_dim)).astype(np.float32)
-            places = np.arange(length)
+            source = pair[which].transpose(1, 0, 2)
+            places = np.arange(len(source))
             at = (table[row, places // PAGE_TOKENS], slice(None), places % PAGE_TOKENS)
             if is_int8:
                 codes, steps = encode_int8_g64(source)
