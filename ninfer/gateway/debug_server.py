@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from flask import Flask
-from werkzeug.serving import make_server
+from werkzeug.serving import LISTEN_QUEUE, make_server
 
 from ninfer.gateway.gateway import Gateway
+from ninfer.gateway.listening_socket import listening_socket
 
 
 class DebugServer:
@@ -19,12 +20,19 @@ class DebugServer:
 
     Attributes:
         port: the bound port.
+
+    Raises:
+        ConfigurationError, OSError: those of `listening_socket`.
     """
 
     def __init__(self, application: Flask, gateway: Gateway) -> None:
         settings = gateway.settings
-        self._server = make_server(settings.host, settings.port, application, threaded=True)
-        self.port: int = self._server.server_port
+        # Werkzeug ends the process where it cannot bind; it gets a socket that listens, as a copy.
+        with listening_socket(settings.host, settings.port, LISTEN_QUEUE) as listening:
+            self._server = make_server(
+                settings.host, 0, application, threaded=True, fd=listening.fileno()
+            )
+            self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:

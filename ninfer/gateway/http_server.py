@@ -5,7 +5,6 @@ no engine. Source: waitress 3.0; the settings and their measurements are in the 
 section 1.1.
 """
 
-import socket
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.gateway_settings import EXTRA_THREADS, HEADER_LIMIT_BYTES
 from ninfer.gateway.http_channel import channel_class
 from ninfer.gateway.http_intake import IntakeLimits
+from ninfer.gateway.listening_socket import listening_socket
 
 CHANNEL_TIMEOUT_S: Final = 120
 CONNECTION_LIMIT: Final = 512
@@ -40,7 +40,7 @@ class HttpServer:
         port: the bound port.
 
     Raises:
-        OSError: the address cannot be bound.
+        ConfigurationError, OSError: those of `listening_socket`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpServer:
         settings = gateway.settings
         threads = gateway.slots.limit + EXTRA_THREADS
         intake = intake or IntakeLimits(held_bytes=threads * settings.max_request_bytes)
-        self._socket = _bound(settings.host, settings.port)
+        self._socket = listening_socket(settings.host, settings.port, BACKLOG)
         self.host = settings.host
         self.port: int = self._socket.getsockname()[1]
         with warnings.catch_warnings():
@@ -129,22 +129,3 @@ class HttpServer:
     def _run_loop(self) -> None:
         while not self._is_closing.is_set():
             wasyncore.loop(timeout=LOOP_INTERVAL_S, use_poll=True, map=self._server._map, count=1)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Bind a listening address; ``localhost`` is the IPv4 one."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, family=_family(host), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

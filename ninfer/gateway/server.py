@@ -24,6 +24,7 @@ from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.health import unready_reason
 from ninfer.gateway.http_app import create_app
 from ninfer.gateway.http_server import HttpServer
+from ninfer.gateway.listening_socket import address_url
 from ninfer.gateway.metrics import Metrics
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server_state import ServerMove, ServerState
@@ -65,7 +66,7 @@ def serve(plan: ServePlan) -> ServeEnd:
     """Serve until a signal arrives or the engine fails.
 
     Raises:
-        OSError: the address cannot be bound, or the log cannot be opened.
+        OSError: the address cannot be listened on, or the log cannot be opened.
         NinferError: the engine cannot be loaded.
     """
     with ExitStack() as stack:
@@ -84,7 +85,7 @@ def serve(plan: ServePlan) -> ServeEnd:
             DebugServer(app, gateway) if is_debugging else HttpServer(app, gateway)
         )
         stack.enter_context(server)
-        plan.announce(f"listening on http://{_shown(plan.settings.host)}:{server.port}")
+        plan.announce(f"listening on {address_url(plan.settings.host, server.port)}")
         try:
             engine = stack.enter_context(plan.load(gateway.life.note_loading))
             gateway.life.note_phase("grammars")
@@ -178,7 +179,3 @@ def _drain(gateway: Gateway, engine: Engine, stop: _StopRequests, plan: ServePla
         return ServeEnd.FAILED
     gateway.life.move(ServerMove.STOP)
     return ServeEnd.DRAINED
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -16,6 +16,7 @@ from ninfer.cli.options import apply_environment, engine_config
 from ninfer.cli.serve import gateway_settings
 from ninfer.errors import ConfigurationError
 from ninfer.gateway.gateway_settings import GatewaySettings
+from tests.cli.command_line import run
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -123,13 +124,30 @@ def test_every_option_of_every_command_has_a_help_text() -> None:
     assert silent == []
 
 
-def test_port_clash_ends_with_1_before_the_model_is_opened() -> None:
+@pytest.mark.parametrize("server", ["waitress", "werkzeug"])
+def test_port_clash_names_the_address_before_the_model_is_opened(server: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        code = cli.main(["serve", "does-not-exist.ninfer", "--port", str(port)])
+        outcome = run("serve", "does-not-exist.ninfer", "--port", port, "--http-server", server)
 
-    assert code is ExitCode.FAILED
+    assert outcome.code == ExitCode.FAILED
+    assert outcome.err == f"error: http://127.0.0.1:{port}: Address already in use\n"
+
+
+def test_address_of_another_machine_is_named() -> None:
+    outcome = run("serve", "does-not-exist.ninfer", "--host", "192.0.2.1", "--port", 0)
+
+    assert outcome.code == ExitCode.FAILED
+    assert "error: http://192.0.2.1:0: Cannot assign requested address\n" in outcome.err
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_host_without_an_address_is_a_wrong_option(host: str) -> None:
+    outcome = run("serve", "does-not-exist.ninfer", "--host", host, "--port", 0)
+
+    assert outcome.code == ExitCode.USAGE
+    assert f"error: host is '{host[:64]}': " in outcome.err
 
 
 def test_missing_model_ends_with_2() -> None:
