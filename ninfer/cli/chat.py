@@ -19,6 +19,7 @@ from ninfer.cli.generate import open_engine, statistics, write_event
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, add_sampling_options
 from ninfer.cli.request_input import prompt_options, read_json, request_options
+from ninfer.cli.text_input import checked_text, reason_of, text_argument
 from ninfer.errors import NinferError, RequestError
 from ninfer.generation import GenerationResult
 from ninfer.runtime import Engine
@@ -37,7 +38,7 @@ class Talk:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_model_argument(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--system", metavar="TEXT", type=text_argument, help="system message")
     parser.add_argument(
         "--no-show-thinking", action="store_true", help="keep thinking off standard error"
     )
@@ -86,9 +87,10 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
             console.note("forgotten")
         case "/save", path if path:
             try:
-                Path(path).write_text(json.dumps(talk.messages, ensure_ascii=False, indent=1))
+                text = json.dumps(talk.messages, ensure_ascii=False, indent=1)
+                Path(path).write_text(text, encoding="utf-8")
             except OSError as error:
-                raise UsageError(f"cannot write {path}: {error}") from error
+                raise UsageError(f"cannot write {path}: {reason_of(error)}") from error
             console.note(f"saved {len(talk.messages)} messages")
         case "/load", path if path:
             messages = read_json(path)
@@ -110,7 +112,7 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
 def _answer(
     line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
 ) -> None:
-    messages = [*talk.messages, {"role": "user", "content": line}]
+    messages = [*talk.messages, {"role": "user", "content": checked_text(line)}]
     prepared = engine.prepare(messages, prompt=prompt_options(options))
     result = None
     with engine.submit(prepared, request_options(engine, options, prepared)) as handle:

@@ -53,11 +53,16 @@ def _run() -> int:
 
 
 def _open_missing_streams() -> None:
-    """Stand in for closed standard streams, and write UTF-8 whatever the locale says."""
+    """Stand in for closed standard streams, and write UTF-8 whatever the locale says.
+
+    Input keeps the bytes that are no text, for a message about them.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stand_in = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for good
             setattr(sys, name, stand_in)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

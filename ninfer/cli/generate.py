@@ -24,9 +24,9 @@ from ninfer.cli.request_input import (
     add_prompt_options,
     prepare_input,
     read_input,
-    read_text,
     request_options,
 )
+from ninfer.cli.text_input import read_text
 from ninfer.frontend.frontend import PreparedInput
 from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold
 from ninfer.gateway.openai_timings import timings_json

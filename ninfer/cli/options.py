@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ninfer.cli.text_input import text_argument
 from ninfer.config import EngineConfig, KvDtype, ProposalHead, Purpose, SpeculativeBackend
 from ninfer.generation import SamplingParams
 
@@ -192,7 +193,12 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add_sampling_values(group)
     group.add_argument("--greedy", action="store_true", help="always take the likeliest token")
     group.add_argument(
-        "--stop", action=Repeated, default=[], metavar="S", help="end before this text; repeatable"
+        "--stop",
+        action=Repeated,
+        type=text_argument,
+        default=[],
+        metavar="S",
+        help="end before this text; repeatable",
     )
     group.add_argument("--no-thinking", action="store_true", help="answer without thinking first")
     group.add_argument(
@@ -204,6 +210,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--reasoning-effort",
+        type=text_argument,
         default=None,
         metavar="E",
         help="an effort the chat template knows; none switches thinking off",
@@ -313,7 +320,9 @@ def _parsed(
     convert: Callable[[str], object] = action.type if callable(action.type) else str
     try:
         value = convert(text)
-    except (ValueError, argparse.ArgumentTypeError):
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"{name}: {error}")
+    except ValueError:
         parser.error(f"{name}: invalid value {text!r}")
     if action.choices is not None and value not in action.choices:
         parser.error(f"{name}: invalid choice {text!r}")

@@ -6,13 +6,12 @@ what its content means is checked by the frontend, in the words that HTTP uses.
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ninfer.cli.exit_codes import UsageError
 from ninfer.cli.options import Repeated, sampling_params
+from ninfer.cli.text_input import read_text, text_argument
 from ninfer.errors import RequestError, UnsupportedFeature
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.grammar_source import schema_source
@@ -24,13 +23,15 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `prepare_input` reads."""
     group = parser.add_argument_group("prompt, exactly one of the first four")
     source = group.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one user message")
+    source.add_argument("--prompt", metavar="TEXT", type=text_argument, help="one user message")
     source.add_argument(
         "--prompt-file", metavar="FILE", help="one user message from a file; - is standard input"
     )
     source.add_argument("--messages", metavar="FILE", help="JSON list of chat messages")
     source.add_argument("--prompt-tokens", metavar="FILE", help="JSON list of token ids")
-    group.add_argument("--system", metavar="TEXT", help="system message before --prompt")
+    group.add_argument(
+        "--system", metavar="TEXT", type=text_argument, help="system message before --prompt"
+    )
     group.add_argument("--raw", action="store_true", help="no chat template around --prompt")
     group.add_argument(
         "--image", action=Repeated, default=[], metavar="FILE", help="not available in this build"
@@ -39,33 +40,14 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-schema", metavar="FILE", help="constrain the answer to a schema")
 
 
-def read_text(path: str) -> str:
-    """Read a whole UTF-8 file.
-
-    Raises:
-        UsageError: it cannot be read or is not UTF-8.
-    """
-    try:
-        if path == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, without the errno and without the name a second time."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def read_json(path: str) -> Any:
-    """Read a JSON file.
+    """Read a JSON file; like over HTTP, a byte-order mark before it does no harm.
 
     Raises:
         UsageError: it cannot be read or is not JSON.
     """
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path).removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
 

@@ -8,7 +8,8 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, engine_config, integer
-from ninfer.cli.request_input import read_text, read_token_list
+from ninfer.cli.request_input import read_token_list
+from ninfer.cli.text_input import read_text
 from ninfer.config import Purpose
 from ninfer.runtime import Scorer
 

@@ -19,7 +19,7 @@ from ninfer.cli.options import (
     engine_config,
     integer,
 )
-from ninfer.cli.request_input import read_text
+from ninfer.cli.text_input import read_text, reason_of, text_argument
 from ninfer.config import EngineConfig
 from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
 from ninfer.gateway.server import ServeEnd, ServePlan, serve
@@ -139,7 +139,8 @@ def _keys(options: argparse.Namespace, console: Console) -> tuple[bytes, ...]:
         try:
             lines = Path(options.api_key_file).read_bytes().splitlines()
         except OSError as error:
-            raise UsageError(f"cannot read {options.api_key_file}: {error}") from error
+            reason = reason_of(error)
+            raise UsageError(f"cannot read {options.api_key_file}: {reason}") from error
         keys += [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
         if not keys:
             raise UsageError(f"{options.api_key_file} holds no key")
@@ -150,7 +151,7 @@ def _keys(options: argparse.Namespace, console: Console) -> tuple[bytes, ...]:
             )
         if not options.api_key:
             raise UsageError("the API key is empty")
-        keys.append(options.api_key.encode())
+        keys.append(options.api_key.encode("utf-8", "surrogateescape"))
     return tuple(keys)
 
 
@@ -202,7 +203,12 @@ def _add_security_options(parser: argparse.ArgumentParser) -> None:
         ("media-url-allow", "HOST", "fetch images from this host only; repeatable"),
     ):
         group.add_argument(
-            f"--{name}", action=Repeated, default=[], metavar=metavar, help=help_text
+            f"--{name}",
+            action=Repeated,
+            type=text_argument,
+            default=[],
+            metavar=metavar,
+            help=help_text,
         )
     group.add_argument("--metrics-public", action="store_true", help="/metrics without a key")
     group.add_argument("--media-urls", action="store_true", help="fetch images over http(s)")
@@ -213,6 +219,7 @@ def _add_default_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model-alias",
         action=Repeated,
+        type=text_argument,
         default=[],
         metavar="NAME",
         help="further name of the model; repeatable",

@@ -6,7 +6,8 @@ import json
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
-from ninfer.cli.request_input import read_json, read_text
+from ninfer.cli.request_input import read_json
+from ninfer.cli.text_input import read_text, text_argument
 from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", metavar="TEXT", help="a text, as it is")
+    source.add_argument("--text", metavar="TEXT", type=text_argument, help="a text, as it is")
     source.add_argument("--messages", metavar="FILE", help="JSON list of chat messages")
     parser.add_argument("--tools", metavar="FILE", help="JSON list of tool definitions")
     parser.add_argument(

@@ -70,6 +70,15 @@ def test_output_is_utf8_whatever_the_locale_says(model: Path) -> None:
     assert "Köln" in done.stdout
 
 
+def test_line_of_standard_input_that_is_no_text_ends_no_talk(model: Path) -> None:
+    lines = r"'caf\xe9\nName three metals.\n'"
+
+    done = shell(f"printf {lines} | $PYTHON -m ninfer chat {model} --greedy")
+
+    assert (done.returncode, done.stdout) == (0, "Brass, iron, silver.\n")
+    assert "error: not UTF-8: byte 0xE9 at offset 3\n" in done.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_ends_with_its_code_and_without_a_traceback(
     model: Path, number: signal.Signals, code: int
