@@ -20,11 +20,13 @@ from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, add_sampling_options
 from ninfer.cli.request_input import prompt_options, read_json, request_options
 from ninfer.cli.text_input import checked_text, reason_of, text_argument
-from ninfer.errors import NinferError, RequestError
+from ninfer.errors import ContextLengthExceeded, NinferError, RequestError
 from ninfer.generation import GenerationResult
 from ninfer.runtime import Engine
 
+RESTART = "/reset starts a new conversation, /save FILE keeps this one"
 HELP = "/help  /reset  /save FILE  /load FILE  /think on|off  /quit"
+_FULL_CONTEXT = frozenset({ContextLengthExceeded.code, "thinking_budget_capacity_insufficient"})
 
 
 @dataclass(slots=True)
@@ -59,9 +61,20 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
                 break
             try:
                 _take(line, talk, engine, options, console)
-            except (RequestError, UsageError) as error:
+            except RequestError as error:
+                console.note(f"error: {error}{_advice(error, talk, options)}")
+            except UsageError as error:
                 console.note(f"error: {error}")
     return ExitCode.DONE
+
+
+def _advice(error: RequestError, talk: Talk, options: argparse.Namespace) -> str:
+    """What helps against a context that is full; nothing for other refusals."""
+    if error.code not in _FULL_CONTEXT:
+        return ""
+    if talk.messages != _opening(options):
+        return f"; {RESTART}"
+    return "; send a shorter message, or start with a larger --max-context"
 
 
 def _opening(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -129,6 +142,8 @@ def _answer(
     sys.stdout.write("\n")
     sys.stdout.flush()
     console.note(statistics(result))
+    if result.usage.prompt_tokens + result.usage.completion_tokens >= engine.config.max_context:
+        console.note(f"the context of {engine.config.max_context} tokens is full; {RESTART}")
     answer: dict[str, Any] = {"role": "assistant", "content": result.summary.content}
     if result.summary.reasoning:
         answer["reasoning_content"] = result.summary.reasoning

@@ -1,0 +1,63 @@
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import Outcome, run
+from tests.support.tiny_model import artifact_path
+
+RESTART = "/reset starts a new conversation, /save FILE keeps this one"
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, lines: list[str], *options: object) -> Outcome:
+    """Say these lines to the tiny model and leave."""
+    typed = iter([*lines, "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    return run("chat", artifact_path("tiny-dense", "bf16"), "--greedy", *options)
+
+
+def test_conversation_that_outgrows_the_context_is_told_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["Name three metals.", "x " * 60, "/reset", "Name three metals."]
+
+    outcome = talk(monkeypatch, lines, "--max-context", 64)
+
+    assert f"64 maximum; {RESTART}\n" in outcome.err
+    assert outcome.out == "Brass, iron, silver.\n" * 2
+
+
+def test_first_message_over_the_context_is_not_told_to_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome = talk(monkeypatch, ["x " * 200], "--max-context", 64, "--system", "Be brief.")
+
+    assert "maximum; send a shorter message, or start with a larger --max-context\n" in outcome.err
+    assert RESTART not in outcome.err
+
+
+def test_thinking_budget_without_room_is_told_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    earlier = tmp_path / "talk.json"
+    earlier.write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]')
+    lines = [f"/load {earlier}", "/think on", "Name three metals."]
+
+    outcome = talk(monkeypatch, lines, "--max-context", 64, "--thinking-budget", 60)
+
+    assert "thinking_budget is 60; with" in outcome.err
+    assert f"are allowed; {RESTART}\n" in outcome.err
+
+
+def test_answer_that_fills_the_context_is_told_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome = talk(monkeypatch, ["Name three metals."], "--max-context", 30)
+
+    assert f"\nthe context of 30 tokens is full; {RESTART}\n" in outcome.err
+
+
+def test_other_refusal_comes_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = talk(monkeypatch, ["hi"], "--top-k", 100000)
+
+    assert "top_k" in outcome.err
+    assert "/reset s" not in outcome.err
