@@ -126,9 +126,13 @@ def main(arguments: Sequence[str]) -> ExitCode:
     asked = next((word for word in arguments if not word.startswith("-")), "")
     with collection_paused():
         parser = build_parser(asked)
-    for child in _named_commands(parser, asked):
+    children = _named_commands(parser, asked)
+    for child in children:
         apply_environment(child)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # The command refuses them, not the whole, so that the help it points to lists the options.
+        (*children, parser)[0].error(f"unrecognized arguments: {' '.join(unknown)}")
     console = Console(options)
     run: Callable[[argparse.Namespace, Console], ExitCode] = options.run
     try:

@@ -217,13 +217,21 @@ def test_input_options_have_no_variable(model: Path, monkeypatch: pytest.MonkeyP
     assert "--prompt" in outcome.err
 
 
-def test_wrong_option_is_answered_in_two_lines(model: Path) -> None:
-    outcome = run("generate", model, "--prompt", "hi", "--nonsense")
+@pytest.mark.parametrize("arguments", [("--nonsense",), ("a", "b"), ("--prompt", "a", "--promt")])
+def test_unknown_words_are_answered_by_their_command(arguments: tuple[str, ...]) -> None:
+    outcome = run("chat", *arguments)
 
-    assert outcome.err.splitlines() == [
-        "ninfer: error: unrecognized arguments: --nonsense",
-        "see ninfer --help",
-    ]
+    first, second = outcome.err.splitlines()
+    assert outcome.code == 2
+    assert first.startswith("ninfer chat: error: unrecognized arguments: ")
+    assert second == "see ninfer chat --help"
+
+
+def test_unknown_option_without_a_command_is_answered_by_the_whole() -> None:
+    outcome = run("--nonsense")
+
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[1] == "see ninfer --help"
 
 
 def test_folder_given_as_a_model_is_explained() -> None:
