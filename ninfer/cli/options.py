@@ -13,6 +13,7 @@ from typing import Any
 
 from ninfer.cli.text_input import text_argument
 from ninfer.config import EngineConfig, KvDtype, ProposalHead, Purpose, SpeculativeBackend
+from ninfer.errors import ConfigurationError, UnsupportedFeature
 from ninfer.generation import SamplingParams
 
 PREFIX = "NINFER_"
@@ -84,18 +85,24 @@ def add_engine_options(
         "--spec",
         choices=[backend.value for backend in SpeculativeBackend],
         default=SpeculativeBackend.NONE.value,
-        help="speculative decoding (default: none)",
+        help="speculative decoding; only none is available yet (default: none)",
     )
     group.add_argument(
-        "--draft-tokens", type=integer, default=0, metavar="N", help="proposals of one round"
+        "--draft-tokens",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="proposals of one round; goes with --spec",
     )
     group.add_argument(
         "--draft-head",
         choices=[head.value for head in ProposalHead],
         default=ProposalHead.FULL.value,
-        help="output head of the drafter (default: full)",
+        help="output head of the drafter; goes with --spec (default: full)",
     )
-    group.add_argument("--vision", action="store_true", help="load the vision tower")
+    group.add_argument(
+        "--vision", action="store_true", help="load the vision tower; not available yet"
+    )
     group.add_argument("--no-graphs", action="store_true", help="do not replay recorded rounds")
     group.add_argument(
         "--no-prefix-reuse", action="store_true", help="compute every prompt from its start"
@@ -105,21 +112,21 @@ def add_engine_options(
         type=integer,
         default=0,
         metavar="N",
-        help="checkpoints kept on the device (default: 0)",
+        help="room for checkpoints on the device; nothing is kept there yet (default: 0)",
     )
     group.add_argument(
         "--host-state-slots",
         type=integer,
         default=0,
         metavar="N",
-        help="checkpoints kept in host memory (default: 0)",
+        help="checkpoints kept in host memory; not available yet (default: 0)",
     )
     group.add_argument(
         "--host-kv-mib",
         type=integer,
         default=0,
         metavar="N",
-        help="host memory for the KV of checkpoints (default: 0)",
+        help="host memory for the KV of checkpoints; not available yet (default: 0)",
     )
     if has_template:
         group.add_argument(
@@ -241,7 +248,21 @@ def engine_config(
 
     Raises:
         ConfigurationError: an option or a combination is illegal.
+        UnsupportedFeature: speculation was asked for.
     """
+    backend = SpeculativeBackend(options.spec)
+    if backend is not SpeculativeBackend.NONE:
+        # Before the combination is checked: no number of proposals would make it possible.
+        raise UnsupportedFeature(
+            f"--spec {backend.value}: speculative decoding is not available yet, in this build with "
+            "any model; --spec none, the default, gives the same answers",
+            field="speculative",
+        )
+    if options.draft_head != ProposalHead.FULL.value:
+        raise ConfigurationError(
+            f"--draft-head {options.draft_head} goes with --spec: nothing else drafts",
+            field="proposal_head",
+        )
     is_default = options.max_context is None
     context = options.default_context if is_default else options.max_context
     return EngineConfig(
@@ -254,7 +275,7 @@ def engine_config(
         kv_capacity=options.kv_capacity,
         kv_dtype=KvDtype(options.kv_dtype),
         prefill_chunk=options.prefill_chunk,
-        speculative=SpeculativeBackend(options.spec),
+        speculative=backend,
         draft_tokens=options.draft_tokens,
         proposal_head=ProposalHead(options.draft_head),
         has_vision=options.vision,

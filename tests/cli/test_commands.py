@@ -1,3 +1,4 @@
+import io
 import json
 import math
 from pathlib import Path
@@ -160,6 +161,33 @@ def test_refusal_names_its_cause(
     assert outcome.code == code
     assert words in outcome.err
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize("backend", ["mtp", "dflash", "dflash2"])
+@pytest.mark.parametrize("more", [(), ("--draft-tokens", 3), ("--draft-head", "short")])
+@pytest.mark.parametrize(
+    "command", [("generate", "--prompt", "hi"), ("chat",), ("serve",), ("score", "--file", "-")]
+)
+def test_speculation_is_refused_with_what_there_is(
+    command: tuple[str, ...],
+    more: tuple[object, ...],
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hi")))
+
+    outcome = run(*command, "--spec", backend, *more)
+
+    assert outcome.code == 5
+    assert f"error: --spec {backend}: speculative decoding is not available yet" in outcome.err
+    assert "--spec none" in outcome.err
+
+
+def test_draft_head_without_speculation_is_refused() -> None:
+    outcome = run("generate", "--prompt", "hi", "--draft-head", "short")
+
+    assert outcome.code == 2
+    assert "--draft-head short goes with --spec" in outcome.err
 
 
 def test_missing_model_is_a_usage_error() -> None:
