@@ -18,6 +18,7 @@ from ninfer.cli.options import (
     add_engine_options,
     add_sampling_options,
     engine_config,
+    refuse_idle,
     sampling_params,
 )
 from ninfer.cli.request_input import (
@@ -71,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Answer one request. What can be refused without the model is refused before it loads."""
     source = read_input(options)
+    if options.output == "text":
+        refuse_idle(options, ["return_token_ids"], "goes with --output json or jsonl")
     sampling_params(options, SamplingParams())
     settle_model(options, console)
     with open_engine(options, console) as engine:

@@ -8,9 +8,10 @@ command line wins over it. Ranges are checked where the values are built (`Engin
 import argparse
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ninfer.cli.exit_codes import UsageError
 from ninfer.cli.text_input import text_argument
 from ninfer.config import EngineConfig, KvDtype, ProposalHead, Purpose, SpeculativeBackend
 from ninfer.errors import ConfigurationError, UnsupportedFeature
@@ -254,8 +255,8 @@ def engine_config(
     if backend is not SpeculativeBackend.NONE:
         # Before the combination is checked: no number of proposals would make it possible.
         raise UnsupportedFeature(
-            f"--spec {backend.value}: speculative decoding is not available yet, in this build with "
-            "any model; --spec none, the default, gives the same answers",
+            f"--spec {backend.value}: speculative decoding is not available yet, in this build "
+            "with any model; --spec none, the default, gives the same answers",
             field="speculative",
         )
     if options.draft_head != ProposalHead.FULL.value:
@@ -317,11 +318,32 @@ def apply_environment(
     Options that exclude one another have no variable: it could not give way to its sibling.
     A variable that does not parse ends the program like a wrong option would.
     """
+    read: dict[str, object] = {}
     for action in configurable(parser):
         for option in action.option_strings:
             name = PREFIX + option.removeprefix("--").replace("-", "_").upper()
             if option.startswith("--") and name in environment:
                 action.default = _parsed(parser, action, name, environment[name])
+                read[action.dest] = action.default
+    parser.set_defaults(from_environment=read)
+
+
+def refuse_idle(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Refuse options that would do nothing here; a variable may, it is there for other times.
+
+    Args:
+        options: what was parsed.
+        names: members of it.
+        reason: why they would do nothing; follows the name of the option.
+
+    Raises:
+        UsageError: one of them was given on the command line.
+    """
+    from_environment: Mapping[str, object] = getattr(options, "from_environment", {})
+    for name in names:
+        value = getattr(options, name)
+        if value not in (None, False, []) and value != from_environment.get(name):
+            raise UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
 def configurable(parser: argparse.ArgumentParser) -> list[argparse.Action]:

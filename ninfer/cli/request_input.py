@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer.cli.exit_codes import UsageError
-from ninfer.cli.options import Repeated, sampling_params
+from ninfer.cli.options import Repeated, refuse_idle, sampling_params
 from ninfer.cli.text_input import read_text, text_argument
 from ninfer.errors import RequestError, UnsupportedFeature
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.grammar_source import schema_source
 from ninfer.frontend.output_constraint import CompiledGrammar
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, RequestOptions
+
+_TEMPLATE_OPTIONS = ("system", "tools", "reasoning_effort", "chat_template")
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -111,8 +113,18 @@ def read_input(options: argparse.Namespace) -> Source:
             "images cannot be read: this build runs text only", code="vision_disabled"
         )
     is_text = options.prompt is not None or options.prompt_file is not None
-    if options.raw and not is_text:
-        raise UsageError("--raw goes with --prompt or --prompt-file")
+    if not is_text:
+        refuse_idle(options, ("raw", "system"), "goes with --prompt or --prompt-file")
+    if options.prompt_tokens is not None:
+        refuse_idle(
+            options,
+            _TEMPLATE_OPTIONS,
+            "does not go with --prompt-tokens, which use no chat template",
+        )
+    if options.raw:
+        refuse_idle(
+            options, _TEMPLATE_OPTIONS, "does not go with --raw, which uses no chat template"
+        )
     if options.prompt_tokens is not None:
         return Tokens(read_token_list(read_json(options.prompt_tokens), options.prompt_tokens))
     if not is_text:

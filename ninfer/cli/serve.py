@@ -18,6 +18,7 @@ from ninfer.cli.options import (
     add_sampling_values,
     engine_config,
     integer,
+    refuse_idle,
 )
 from ninfer.cli.text_input import read_text, reason_of, text_argument
 from ninfer.config import EngineConfig
@@ -66,6 +67,14 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
         UsageError: a key file cannot be read, or everybody could reach a server without a key.
         ConfigurationError: a value is out of its range.
     """
+    if options.no_auth:
+        refuse_idle(
+            options,
+            ["api_key", "api_key_file"],
+            "does not go with --no-auth, which asks for no key",
+        )
+    if not options.media_urls:
+        refuse_idle(options, ["media_url_allow"], "goes with --media-urls")
     keys = _keys(options, console)
     settings = GatewaySettings(
         host=options.host,

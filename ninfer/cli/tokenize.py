@@ -6,6 +6,7 @@ import json
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
+from ninfer.cli.options import refuse_idle
 from ninfer.cli.request_input import read_json
 from ninfer.cli.text_input import read_text, text_argument
 from ninfer.frontend.conversation import Conversation
@@ -38,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Print the ids; the text form adds the piece of each."""
+    if options.text is None:
+        refuse_idle(options, ["parse_special"], "goes with --text")
+    else:
+        refuse_idle(options, ["tools", "chat_template"], "goes with --messages")
     template = None if options.chat_template is None else read_text(options.chat_template)
     settle_model(options, console)
     frontend = open_frontend(options.model, chat_template=template)

@@ -183,6 +183,51 @@ def test_speculation_is_refused_with_what_there_is(
     assert "--spec none" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "a", "--raw", "--system", "b"), "--system does not go with --raw"),
+        (("--prompt", "a", "--raw", "--tools", "f"), "--tools does not go with --raw"),
+        (("--prompt", "a", "--raw", "--reasoning-effort", "low"), "--reasoning-effort does not go"),
+        (("--prompt-file", "f", "--raw", "--chat-template", "g"), "--chat-template does not go"),
+        (("--messages", "f", "--system", "b"), "--system goes with --prompt or --prompt-file"),
+        (("--messages", "f", "--raw"), "--raw goes with --prompt or --prompt-file"),
+        (("--prompt-tokens", "f", "--tools", "g"), "--tools does not go with --prompt-tokens"),
+        (("--prompt", "a", "--return-token-ids"), "--return-token-ids goes with --output json"),
+    ],
+)
+def test_option_that_would_do_nothing_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    outcome = run("generate", "does-not-exist.ninfer", *arguments)
+
+    assert outcome.code == 2
+    assert f"error: {words}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--text", "a", "--tools", "f"), "--tools goes with --messages"),
+        (("--messages", "f", "--parse-special"), "--parse-special goes with --text"),
+    ],
+)
+def test_tokenize_refuses_what_would_do_nothing(arguments: tuple[str, ...], words: str) -> None:
+    outcome = run("tokenize", "does-not-exist.ninfer", *arguments)
+
+    assert outcome.code == 2
+    assert f"error: {words}" in outcome.err
+
+
+def test_variable_that_does_nothing_here_is_no_mistake(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NINFER_SYSTEM", "Be brief.")
+    monkeypatch.setenv("NINFER_RETURN_TOKEN_IDS", "1")
+    arguments = ("generate", model, "--prompt", "a", "--raw", "--max-new", 1)
+
+    assert run(*arguments).code == 0
+    assert run(*arguments, "--system", "Be long.").code == 2
+
+
 def test_draft_head_without_speculation_is_refused() -> None:
     outcome = run("generate", "--prompt", "hi", "--draft-head", "short")
 

@@ -59,6 +59,17 @@ def test_reachable_server_without_a_key_warns(arguments: list[str]) -> None:
     assert "everybody who reaches" in settings(*arguments)[1]
 
 
+@pytest.mark.parametrize("option", ["--api-key", "--api-key-file"])
+def test_key_that_nobody_would_be_asked_for_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} does not go with --no-auth"):
+        settings("--no-auth", option, "k")
+
+
+def test_hosts_of_images_that_are_not_fetched_are_refused() -> None:
+    with pytest.raises(UsageError, match="--media-url-allow goes with --media-urls"):
+        settings("--media-url-allow", "example.org")
+
+
 def test_key_file_has_a_key_a_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes("# mine\nfirst\n\n  ключ \n".encode())
