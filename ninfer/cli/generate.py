@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         choices=["text", "json", "jsonl"],
         default="text",
-        help="text, one chat-completion object, or its stream, one object a line (default: text)",
+        help="text, one chat-completion object, or its stream, one object a line; text is written "
+        "as it was generated, with a line end behind it on a terminal only (default: text)",
     )
     group.add_argument("--return-token-ids", action="store_true", help="token ids in the JSON")
     group.add_argument(

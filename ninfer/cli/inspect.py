@@ -7,14 +7,20 @@ from ninfer.artifact.format import TensorDescriptor
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
-from ninfer.inspection import ArtifactReport, describe, file_digest
+from ninfer.errors import CheckpointError, NinferError
+from ninfer.inspection import ArtifactReport, describe, file_digest, open_frontend
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every object")
-    parser.add_argument("--check", action="store_true", help="read the whole file and digest it")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="read the whole file, digest it and give a verdict; changed weights show only in the "
+        "digest",
+    )
     parser.add_argument(
         "--format",
         choices=["text", "json"],
@@ -35,7 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     if options.format == "json":
         document = report.directory()
         if digest is not None:
-            document["sha256"] = digest
+            document |= {"sha256": digest, "verdict": _verdict(report)}
         print(json.dumps(document, ensure_ascii=False, indent=1))
     else:
         _print_text(report, digest, has_tensors=options.tensors)
@@ -56,7 +62,7 @@ def _print_text(report: ArtifactReport, digest: str | None, *, has_tensors: bool
     if report.model_error is not None:
         rows.append(("cannot run", str(report.model_error)))
     if digest is not None:
-        rows.append(("sha256", digest))
+        rows += [("sha256", digest), ("verdict", _verdict(report))]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")
@@ -67,6 +73,19 @@ def _print_text(report: ArtifactReport, digest: str | None, *, has_tensors: bool
             if isinstance(item, TensorDescriptor):
                 kind = f"{item.format.value} [{','.join(map(str, item.shape))}]"
             print(f"{item.name}  {kind}  {item.nbytes:,} bytes at {item.offset:,}")
+
+
+def _verdict(report: ArtifactReport) -> str:
+    """What a whole file that was read to its end is good for; a damaged one ended in an error."""
+    reason: NinferError | None = report.model_error
+    if reason is None:
+        try:
+            open_frontend(report.path)
+        except CheckpointError as error:
+            reason = error
+    if reason is None:
+        return "complete, and this build can run it"
+    return f"a valid artifact, but this build cannot run it: {reason}"
 
 
 def _shown(value: object) -> str:

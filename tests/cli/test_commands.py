@@ -2,9 +2,11 @@ import io
 import json
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from ninfer.errors import CheckpointError
 from tests.cli.command_line import run
 from tests.support.golden import GOLDEN
 from tests.support.tiny_model import artifact_path
@@ -51,6 +53,37 @@ def test_inspect_digests_the_whole_file(model: Path) -> None:
     outcome = run("inspect", model, "--check", "--format", "json")
 
     assert outcome.document["sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+def test_inspect_gives_a_verdict_only_when_it_has_checked(model: Path) -> None:
+    verdict = "verdict             complete, and this build can run it\n"
+
+    assert run("inspect", model, "--check").out.endswith(verdict)
+    assert "verdict" not in run("inspect", model).out
+    assert run("inspect", model, "--check", "--format", "json").document["verdict"] == (
+        "complete, and this build can run it"
+    )
+
+
+def test_inspect_says_why_a_valid_file_cannot_be_run() -> None:
+    outcome = run("inspect", GOLDEN / "artifact/files/mixed.ninfer", "--check")
+
+    assert outcome.code == 0
+    last = outcome.out.splitlines()[-1]
+    assert "a valid artifact, but this build cannot run it: " in last
+
+
+def test_inspect_says_why_a_known_model_cannot_talk(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> NoReturn:
+        raise CheckpointError("chat_template.jinja is not UTF-8")
+
+    monkeypatch.setattr("ninfer.cli.inspect.open_frontend", fails)
+
+    outcome = run("inspect", model, "--check")
+
+    assert outcome.out.endswith("cannot run it: chat_template.jinja is not UTF-8\n")
 
 
 def test_inspect_lists_objects_for_people(model: Path) -> None:
@@ -125,6 +158,12 @@ def test_chat_keeps_its_history_and_can_save_it(
         {"role": "user", "content": "Name three metals."},
         {"role": "assistant", "content": "Brass, iron, silver."},
     ]
+
+
+def test_answer_in_a_file_has_no_byte_more_than_was_generated(model: Path) -> None:
+    outcome = run("generate", model, "--greedy", "--prompt", "Name three metals.")
+
+    assert outcome.out == "Brass, iron, silver."
 
 
 def test_limit_is_an_exit_code_only_when_asked_for(model: Path) -> None:

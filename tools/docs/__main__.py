@@ -27,8 +27,9 @@ WIDTH = "96"
 CLI_HEAD = """# Command line
 
 `python -m ninfer COMMAND ...` and the console script `ninfer` are the same program. The answer
-goes to standard output, everything else to standard error. This page is generated from the help
-texts.
+goes to standard output, everything else to standard error; `generate > FILE` writes the answer and
+not a byte more, and only on a terminal does a line end follow it. Text has to be UTF-8. An option
+that would do nothing beside the others is refused. This page is generated from the help texts.
 
 | exit code | meaning |
 |---|---|
