@@ -45,6 +45,7 @@ LAUNCHERS: Final = {
         "project_add",
         "project_all",
         "route",
+        "route_and_gate",
         "experts",
         "rms_norm",
         "swiglu",

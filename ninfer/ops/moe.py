@@ -29,15 +29,41 @@ def route(
     Raises:
         ShapeError: an operand differs from the above.
     """
-    require(len(router.shape) == 2, f"router: shape {router.shape}, expected two axes")
-    require(len(experts.shape) == 2, f"experts: shape {experts.shape}, expected two axes")
-    num_tokens, chosen = router.shape[0], experts.shape[1]
-    require(1 <= chosen <= router.shape[1] - 1, f"experts: {chosen} of {router.shape[1] - 1}")
-    expect("router", router, router.shape, DType.F32)
-    expect("experts", experts, (num_tokens, chosen), DType.I32)
-    expect("weights", weights, (num_tokens, chosen), DType.F32)
-    expect("shared_gate", shared_gate, (num_tokens,), DType.F32)
+    _expect_route(router, experts, weights, shared_gate)
     ctx.kernels.moe.route(ctx.stream, router, experts, weights, shared_gate)
+
+
+def route_and_gate(
+    ctx: OpContext,
+    router: Tensor,
+    gate_up: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    shared_gate: Tensor,
+    hidden: LinearInput,
+) -> None:
+    """`route`, and `pointwise.swiglu` of the shared expert; a device may do both at once.
+
+    Args:
+        ctx: where to run.
+        router: [T, E + 1] F32 logits; the last column is the shared expert's gate.
+        gate_up: [T, 2I] activation type, the shared expert's projections.
+        experts: [T, k] I32, output.
+        weights: [T, k] F32, output; renormalised over the chosen.
+        shared_gate: [T] F32, output; sigmoid of the last column.
+        hidden: T columns of I features, written whole.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    _expect_route(router, experts, weights, shared_gate)
+    num_tokens = router.shape[0]
+    expect_input("hidden", hidden, num_tokens, hidden.width)
+    expect("gate_up", gate_up, (num_tokens, 2 * hidden.width), ctx.device.activation_dtype)
+    expect_storage(ctx, "hidden", hidden)
+    ctx.kernels.moe.route_and_gate(
+        ctx.stream, router, gate_up, experts, weights, shared_gate, hidden
+    )
 
 
 def experts(
@@ -90,3 +116,14 @@ def experts(
     ctx.kernels.moe.experts(
         ctx.stream, x, gate_up, down, experts, weights, shared, shared_gate, residual
     )
+
+
+def _expect_route(router: Tensor, experts: Tensor, weights: Tensor, shared_gate: Tensor) -> None:
+    require(len(router.shape) == 2, f"router: shape {router.shape}, expected two axes")
+    require(len(experts.shape) == 2, f"experts: shape {experts.shape}, expected two axes")
+    num_tokens, chosen = router.shape[0], experts.shape[1]
+    require(1 <= chosen <= router.shape[1] - 1, f"experts: {chosen} of {router.shape[1] - 1}")
+    expect("router", router, router.shape, DType.F32)
+    expect("experts", experts, (num_tokens, chosen), DType.I32)
+    expect("weights", weights, (num_tokens, chosen), DType.F32)
+    expect("shared_gate", shared_gate, (num_tokens,), DType.F32)

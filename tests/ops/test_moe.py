@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.errors import ShapeError
-from ninfer.ops import moe
+from ninfer.ops import moe, pointwise
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import DType, Matrix, TensorFormat
 from ninfer.tensor_formats import encode_matrix, f32_to_bf16
@@ -66,6 +66,37 @@ def test_huge_logits_do_not_overflow() -> None:
     np.testing.assert_array_equal(experts, [[0, 1], [2, 0]])
     np.testing.assert_array_equal(weights, [[1.0, 0.0], [1.0, 0.0]])
     np.testing.assert_allclose(shared_gate, [1.0, 0.0], atol=1e-30)
+
+
+@pytest.mark.parametrize("width", [24, 130])
+def test_route_and_gate_does_what_its_two_halves_do(width: int) -> None:
+    rng = np.random.default_rng(2)
+    router = rng.normal(0, 3, (5, 17)).astype(np.float32)
+    gate_up = rng.normal(0, 1, (5, 2 * width)).astype(np.float32)
+    experts, weights, shared_gate = route(router, 4)
+
+    with GuardedBench() as bench:
+        alone, hidden = bench.out_columns(5, width), bench.out_columns(5, width)
+        pointwise.swiglu(bench.ctx, bench.put(gate_up), alone)
+        found = bench.out((5, 4), DType.I32), bench.out((5, 4)), bench.out((5,))
+        operands = bench.put(router), bench.put(gate_up), *found
+        moe.route_and_gate(bench.ctx, *operands, hidden)
+
+        bench.check()
+        np.testing.assert_array_equal(bench.read_tensor(found[0]), experts)
+        np.testing.assert_array_equal(bench.read_tensor(found[1]), weights)
+        np.testing.assert_array_equal(bench.read_tensor(found[2]), shared_gate)
+        np.testing.assert_array_equal(bench.read_columns(hidden), bench.read_columns(alone))
+
+
+def test_route_and_gate_refuses_columns_of_another_count() -> None:
+    with GuardedBench() as bench:
+        found = bench.out((2, 2), DType.I32), bench.out((2, 2)), bench.out((2,))
+        operands = bench.out((2, 5)), bench.out((2, 16)), *found
+        with pytest.raises(ShapeError, match="hidden"):
+            moe.route_and_gate(bench.ctx, *operands, bench.out_columns(3, 8))
+        with pytest.raises(ShapeError, match="gate_up"):
+            moe.route_and_gate(bench.ctx, *operands, bench.out_columns(2, 9))
 
 
 def payload(format: TensorFormat, values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:

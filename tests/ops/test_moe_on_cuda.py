@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer.ops import moe
+from ninfer.ops import moe, pointwise
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import DType, Matrix, TensorFormat
 from tests.ops.test_moe import Columns, Layer, payload
@@ -13,6 +13,7 @@ from tests.support.cuda_bench import CudaBench
 from tests.support.oracles.linear import weight_values
 from tests.support.oracles.moe import expert_sum
 from tests.support.oracles.moe import route as oracle_route
+from tests.support.oracles.pointwise import swiglu as swiglu_oracle
 
 pytestmark = pytest.mark.gpu
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
@@ -55,6 +56,36 @@ def test_equal_and_huge_logits_rank_the_lower_index_first() -> None:
     np.testing.assert_array_equal(experts, [[0, 1, 2, 3], [2, 5, 7, 0], [0, 1, 2, 3]])
     np.testing.assert_array_equal(weights[[0, 2]], [[0.25] * 4, [1.0, 0.0, 0.0, 0.0]])
     np.testing.assert_allclose(shared_gate, [0.5, 0.5, 0.0], atol=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "chosen", "width"), [(8, 2, 64), (256, 8, 512), (8, 3, 50)]
+)
+@pytest.mark.parametrize("num_tokens", [1, 8, 21, 130])
+def test_route_and_gate_has_the_bits_of_its_two_halves(
+    num_experts: int, chosen: int, width: int, num_tokens: int
+) -> None:
+    rng = np.random.default_rng(2)
+    router = rng.normal(0, 3, (num_tokens, num_experts + 1)).astype(np.float32)
+    gate_up = rng.normal(0, 2, (num_tokens, 2 * width))
+    experts, weights, shared_gate = route(router, chosen)
+
+    with CudaBench() as bench:
+        projected = bench.activations(gate_up)
+        alone, hidden = (bench.out_columns(num_tokens, width) for _ in range(2))
+        pointwise.swiglu(bench.ctx, projected, alone)
+        choices = bench.out((num_tokens, chosen), DType.I32), bench.out((num_tokens, chosen))
+        gate = bench.out((num_tokens,))
+        moe.route_and_gate(bench.ctx, bench.put(router), projected, *choices, gate, hidden)
+
+        bench.check()
+        np.testing.assert_array_equal(bench.read_tensor(choices[0]), experts)
+        np.testing.assert_array_equal(bench.read_tensor(choices[1]), weights)
+        np.testing.assert_array_equal(bench.read_tensor(gate), shared_gate)
+        np.testing.assert_array_equal(bench.read_columns(hidden), bench.read_columns(alone))
+        exact = swiglu_oracle(bench.rounded(gate_up))
+        np.testing.assert_allclose(bench.read_columns(hidden), exact, rtol=2.0**-8, atol=1e-6)
+        np.testing.assert_array_equal(experts, oracle_route(router.astype(np.float64), chosen)[0])
 
 
 class MixedLayer(Layer):

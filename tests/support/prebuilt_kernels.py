@@ -13,10 +13,12 @@ from ninfer.compilation import declared_kernels
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
-from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
+from ninfer.kernels.cuda.expert_rank import make_rank_and_gate
 from ninfer.kernels.cuda.gated_delta import kernels_of
 from ninfer.kernels.cuda.kv_cache import make_append
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
@@ -28,8 +30,12 @@ def test_variants() -> tuple[Kernel, ...]:
         make_rms_norm(False),
         make_swiglu(False),
         *(make_append(32, 16, 1e7, (3, 3, 2), is_int8) for is_int8 in (False, True)),
-        *(make_gate(format, 3, 1, True) for format in PAIR_FORMATS),
+        *(
+            make_gate(format, 3, 1, True, walk_stages(format, 3, MULTIPROCESSOR_SHARED))
+            for format in PAIR_FORMATS
+        ),
         make_plan(16),
+        make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),
     )
 

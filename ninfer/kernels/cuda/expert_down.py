@@ -4,9 +4,8 @@
 
 One block computes 16 features of one token: warp s takes slot s (and s + 8, ..) over all of K, and
 the block adds the slots in order, so nothing is summed across blocks. Rows of the experts are asked
-for before the predecessor, `expert_gate`, has ended: that kernel lets this one start when all that
-came before it is complete, choices among it. A column is read in its chunks, and the sums of its
-groups are made here, by the tree of `fragments`.
+for before the predecessor has ended, as choices are known early (`expert_rank`). A column is read
+in its chunks, and the sums of its groups are made here, by the tree of `fragments`.
 
 A token's experts are read for each token; tokens of one block row run together, so that an expert
 which several chose comes from memory once. Everything is f32; the residual is rounded once.
@@ -185,7 +184,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     """Products of a slot: the same column eight times, of which column 0 is looked at."""
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
     tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4)
+    products = make_multiply(format, 1, 1, 4, keeps_masks=True)
 
     @device_function
     def load(column: Address, lane: Index, k: int, x: Array, s: Array) -> None:

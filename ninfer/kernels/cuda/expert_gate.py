@@ -2,14 +2,15 @@
 
     active[choice, i] = bf16(silu(W_e[i] . x) * (W_e[I + i] . x))       x: column of the choice
 
-One block multiplies 16 gate rows and the 16 up rows of the same features of one expert with the
-tokens that chose it, four at a time (`expert_columns`). All of the rows it needs are asked for at
-once and lie in shared memory until the block ends: 34 KB in Q4, four blocks on each multiprocessor,
-so that memory is kept busy without a ring; more tokens multiply the same rows again from there.
-Warp p takes the k tiles p, p + 8, ..; parts are added in order 0..7. The order depends on K alone.
+One block multiplies the 16 gate rows and the 16 up rows of the same features of one expert with the
+tokens that chose it, four at a time (`expert_columns`); then it goes on to the next sixteen
+features, as many as the launch says. Rows lie in a ring of one or two such tiles (34 KB each in Q4,
+all of K); columns and choices are found once a block, which is what small blocks spend their time
+on. Warp p takes the k tiles p, p + 8, ..; parts are added in order 0..7. The order depends on K
+alone.
 
-Who chose an expert the block finds out itself (up to eight tokens) or reads in a plan. The
-successor may start once every block has waited for what came before this kernel, choices too.
+Who chose an expert the block finds out itself (up to eight tokens) or reads in a plan. Both are
+known early (`expert_rank`), so that rows are asked for before the predecessor has ended.
 
 Traffic: gate and up rows of each chosen expert once, 2 bytes a choice and feature of results.
 """
@@ -44,39 +45,40 @@ PARTS: Final = 8
 THREADS: Final = PARTS * WARP
 
 _STRIDE: Final = 2 * TILE_ROWS + 4  # words from column to column of a part
-_MOST_BLOCKS: Final = 4  # of a multiprocessor: more leave too few registers
-_KEPT: Final = WARP + 1
+_MOST_BLOCKS: Final = {1: 3, 2: 2}  # by stages: more leave too few registers
+_PART_BYTES: Final = COLUMNS * _STRIDE * 4
+_MOST_TILES: Final = 8
+_STATIC_BYTES: Final = 1024  # of the runtime, beside a block's own
 
 Address = Any
 Array = Any
 Index = Any
 
 
-def blocks_together(format: TensorFormat, k_tiles: int) -> int:
-    """Blocks that share a multiprocessor: four where its shared memory has room for them."""
-    return max(
-        1, min(_MOST_BLOCKS, MULTIPROCESSOR_SHARED // (_shared_bytes(format, k_tiles) + 2048))
-    )
+def blocks_together(format: TensorFormat, k_tiles: int, stages: int) -> int:
+    """Blocks that share a multiprocessor, where its shared memory has room for them."""
+    nbytes = PARTS * _warp_bytes(format, k_tiles, stages) + 2048
+    return max(1, min(_MOST_BLOCKS[stages], MULTIPROCESSOR_SHARED // nbytes))
 
 
 @cache
-def make_gate(format: TensorFormat, k_tiles: int, steps: int, is_listed: bool) -> Kernel:
-    """Grid (width / 16, choices of eight tokens or entries of a plan), block (256,).
+def make_gate(
+    format: TensorFormat, k_tiles: int, steps: int, is_listed: bool, stages: int
+) -> Kernel:
+    """Grid (width / 16 / `tiles_of_block`, choices or entries of a plan), block (256,).
 
     Args:
         format: of the weights.
         k_tiles: tiles along K.
         steps: `expert_columns.slot_steps` of the model.
         is_listed: tokens come from a plan; otherwise there are at most eight.
+        stages: of the ring; `walk_stages` where blocks go on.
     """
-    each = tiles_each(k_tiles)
-    tile_bytes = PAIR_FORMATS[format].tile_bytes
-    columns_at = each * 2 * tile_bytes
-    warp_bytes = columns_at + each * STORED_BYTES
+    stage_bytes = _stage_bytes(format, k_tiles)
+    warp_bytes = _warp_bytes(format, k_tiles, stages)
     choose = make_choose(steps, is_listed)
-    first, choice_of = choose.first, choose.choice
-    ask_rows, ask_columns = _make_ask_rows(format, k_tiles), _make_ask_columns(format, k_tiles)
-    multiply, finish = _make_multiply(format, k_tiles), _make_finish(warp_bytes)
+    first, ask_rows = choose.first, _make_ask_rows(format, k_tiles)
+    walk = _make_walk(format, k_tiles, stages, choose.choice)
 
     def gate(
         codes: int,
@@ -90,52 +92,99 @@ def make_gate(format: TensorFormat, k_tiles: int, steps: int, is_listed: bool) -
         num_tokens: int,
         chosen: int,
         out_width: int,
+        most: int,
     ) -> None:
         memory = cuda.shared.array(0, uint64)
-        kept = cuda.shared.array(_KEPT, int32)  # registers are short while products are made
-        ptx.wait_for_predecessor()
+        ptx.release_successor()
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         expert, count, found = first(experts, plan, num_tokens, chosen, lane)
         if expert >= int32(0):
             block = ptx.shared_address(memory)
             ring = block + uint32(warp) * uint32(warp_bytes)
-            columns = ring + uint32(columns_at)
-            row_tile = expert * (width >> int32(3)) + int32(cuda.blockIdx.x)
-            ask_rows(ring, codes, row_tile, width >> int32(4), warp, lane)
-            if warp == int32(0):
-                kept[lane], kept[WARP] = found, count
-            choice = choice_of(found, order, int32(0), count, lane)
-            ptx.release_successor()
-            ask_columns(columns, base, sums, choice, chosen, warp, lane)
-            total = cuda.local.array(8, float32)
-            done, left = int32(0), int32(1)
-            while done < left:
-                ptx.wait_copies_0()
-                cuda.syncwarp()
-                multiply(ring, columns, warp, lane, total)
-                cuda.syncwarp()
-                _put_part(columns, lane, total)
-                cuda.syncthreads()
-                found, left = kept[lane], kept[WARP]
-                choice = choice_of(found, order, done, left, lane)
-                finish(block + uint32(columns_at), out, choice, out_width, lane, warp)
-                done += int32(COLUMNS)
-                if done < left:
-                    cuda.syncthreads()
-                    choice = choice_of(found, order, done, left, lane)
-                    ask_columns(columns, base, sums, choice, chosen, warp, lane)
+            up = int32(width >> int32(4))
+            tile = int32(cuda.blockIdx.x) * int32(most)
+            stop = min(tile + int32(most), up)
+            upper = int32(expert) * int32(2) * up
+            for stage in range(stages):
+                to = ring + uint32(stage * stage_bytes)
+                ask_rows(to, codes, upper, tile + int32(stage), stop, up, warp, lane)
+            ptx.wait_for_predecessor()
+            walk(
+                block, ring, codes, base, sums, order, out, upper, tile, stop, up,
+                found, count, chosen, out_width, warp, lane,
+            )  # fmt: skip
 
     kind = "listed" if is_listed else "found"
-    blocks = blocks_together(format, k_tiles)
+    blocks = blocks_together(format, k_tiles, stages)
     return Kernel(
-        f"expert_gate_{format.name.lower()}_{k_tiles}_{steps}_{kind}",
+        f"expert_gate_{format.name.lower()}_{k_tiles}_{steps}_{kind}_{stages}",
         gate,
-        (Param.ADDRESS,) * 7 + (Param.I32,) * 4,
+        (Param.ADDRESS,) * 7 + (Param.I32,) * 5,
         threads=THREADS,
         max_registers=min(128, 65536 // (THREADS * blocks)),
-        dynamic_shared_bytes=_shared_bytes(format, k_tiles),
+        dynamic_shared_bytes=PARTS * warp_bytes,
         min_blocks=blocks,
     )
+
+
+def _make_walk(format: TensorFormat, k_tiles: int, stages: int, choice_of: Any) -> Any:
+    """Tiles ``tile .. stop - 1``, of which ``stages`` are asked for."""
+    stage_bytes = _stage_bytes(format, k_tiles)
+    columns_at = stages * stage_bytes
+    parts_at = columns_at + tiles_each(k_tiles) * STORED_BYTES
+    ask_rows, ask_columns = _make_ask_rows(format, k_tiles), _make_ask_columns(format, k_tiles)
+    multiply = _make_multiply(format, k_tiles, stages)
+    finish = _make_finish(_warp_bytes(format, k_tiles, stages))
+    wait_rows = ptx.wait_copies_1 if stages == 2 else ptx.wait_copies_0
+
+    @device_function
+    def walk(
+        block: Address,
+        ring: Address,
+        codes: Address,
+        base: Address,
+        sums: Address,
+        order: Address,
+        out: Address,
+        upper: Index,
+        tile: Index,
+        stop: Index,
+        up: Index,
+        found: Index,
+        count: Index,
+        chosen: Index,
+        out_width: Index,
+        warp: Index,
+        lane: Index,
+    ) -> None:
+        columns, parts, here = ring + uint32(columns_at), uint32(parts_at), ring
+        total = cuda.local.array(8, float32)
+        choice = choice_of(found, order, int32(0), count, lane)
+        ask_columns(columns, base, sums, choice, chosen, warp, lane)
+        ptx.wait_copies_0()
+        while tile < stop:
+            done = int32(0)
+            while done < count:
+                if count > int32(COLUMNS):
+                    choice = choice_of(found, order, done, count, lane)
+                    ask_columns(columns, base, sums, choice, chosen, warp, lane)
+                    ptx.wait_copies_0()
+                cuda.syncwarp()
+                multiply(here, columns, warp, lane, total)
+                cuda.syncwarp()
+                _put_part(ring + parts, lane, total)
+                done += int32(COLUMNS)
+                if done >= count:
+                    ask_rows(here, codes, upper, tile + int32(stages), stop, up, warp, lane)
+                cuda.syncthreads()  # parts are written here and there by turns: once is enough
+                finish(block + parts, out, choice, out_width, tile, lane, warp)
+                parts ^= uint32(parts_at ^ (parts_at + _PART_BYTES))
+            tile += int32(1)
+            if stages == 2:
+                here = ring + ring + uint32(stage_bytes) - here
+            wait_rows()
+
+    return walk
 
 
 def tiles_each(k_tiles: int) -> int:
@@ -143,9 +192,26 @@ def tiles_each(k_tiles: int) -> int:
     return -(-k_tiles // PARTS)
 
 
-def _shared_bytes(format: TensorFormat, k_tiles: int) -> int:
-    """Rows and columns of a block."""
-    return PARTS * tiles_each(k_tiles) * (2 * PAIR_FORMATS[format].tile_bytes + STORED_BYTES)
+def walk_stages(format: TensorFormat, k_tiles: int, block_shared_bytes: int) -> int:
+    """Stages of blocks that go on: two where two such blocks share a multiprocessor."""
+    fits = PARTS * _warp_bytes(format, k_tiles, 2) + _STATIC_BYTES <= block_shared_bytes
+    return 2 if fits and blocks_together(format, k_tiles, 2) >= 2 else 1
+
+
+def tiles_of_block(num_tokens: int) -> int:
+    """Tiles of sixteen features that a block goes through: about two blocks a multiprocessor."""
+    return 1 if num_tokens <= 2 else min(_MOST_TILES, 1 << (num_tokens - 1).bit_length())
+
+
+def _stage_bytes(format: TensorFormat, k_tiles: int) -> int:
+    """A warp's gate and up rows of sixteen features."""
+    return tiles_each(k_tiles) * 2 * PAIR_FORMATS[format].tile_bytes
+
+
+def _warp_bytes(format: TensorFormat, k_tiles: int, stages: int) -> int:
+    """Rows, columns and sums of a warp."""
+    columns = tiles_each(k_tiles) * STORED_BYTES
+    return stages * _stage_bytes(format, k_tiles) + columns + 2 * _PART_BYTES
 
 
 def _make_ask_rows(format: TensorFormat, k_tiles: int) -> Any:
@@ -155,16 +221,24 @@ def _make_ask_rows(format: TensorFormat, k_tiles: int) -> Any:
 
     @device_function
     def ask_rows(
-        ring: Address, codes: Address, row_tile: Index, up: Index, warp: Index, lane: Index
+        to: Address,
+        codes: Address,
+        upper: Index,
+        tile: Index,
+        stop: Index,
+        up: Index,
+        warp: Index,
+        lane: Index,
     ) -> None:
-        for i in range(each):
-            k = warp + int32(PARTS * i)
-            if k < int32(k_tiles):
-                tile = row_tile * int32(k_tiles) + k
-                to = ring + uint32(2 * i * tile_bytes)
-                copy(to, codes, codes, codes, tile, lane)
-                up_tile = tile + up * int32(k_tiles)
-                copy(to + uint32(tile_bytes), codes, codes, codes, up_tile, lane)
+        if tile < stop:
+            row = (upper + tile) * int32(k_tiles) + warp
+            for i in range(each):
+                if warp + int32(PARTS * i) < int32(k_tiles):
+                    place = row + int32(PARTS * i)
+                    here = to + uint32(2 * i * tile_bytes)
+                    copy(here, codes, codes, codes, place, lane)
+                    place += up * int32(k_tiles)
+                    copy(here + uint32(tile_bytes), codes, codes, codes, place, lane)
         ptx.close_copies()
 
     return ask_rows
@@ -194,11 +268,13 @@ def _make_ask_columns(format: TensorFormat, k_tiles: int) -> Any:
     return ask_columns
 
 
-def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
+def _make_multiply(format: TensorFormat, k_tiles: int, stages: int) -> Any:
     """Products of a warp's tiles."""
     each, tile_bytes = tiles_each(k_tiles), PAIR_FORMATS[format].tile_bytes
     num_words, num_sums = 4 * UNIT_SLABS, 2 * unit_groups(format, UNIT_SLABS)
-    load, products = make_load(format), make_multiply(format, 2, 1, UNIT_SLABS)
+    load = make_load(format)
+    is_roomy = blocks_together(format, k_tiles, stages) <= 2
+    products = make_multiply(format, 2, 1, UNIT_SLABS, keeps_masks=is_roomy)
 
     @device_function
     def multiply(ring: Address, columns: Address, warp: Index, lane: Index, total: Array) -> None:
@@ -235,7 +311,13 @@ def _make_finish(warp_bytes: int) -> Any:
 
     @device_function
     def finish(
-        parts: Address, out: Address, choice: Index, out_width: Index, lane: Index, warp: Index
+        parts: Address,
+        out: Address,
+        choice: Index,
+        out_width: Index,
+        tile: Index,
+        lane: Index,
+        warp: Index,
     ) -> None:
         # Two warps: two columns each, a lane for each row.
         if warp < int32(COLUMNS // 2):
@@ -252,7 +334,7 @@ def _make_finish(warp_bytes: int) -> Any:
             other = cuda.shfl_xor_sync(0xFFFFFFFF, value, 4)
             if mine >= int32(0) and row & int32(4) == int32(0):
                 # Features i and i + 4 of a chunk are one word, the i-th.
-                word = int32(cuda.blockIdx.x) * int32(8)
+                word = tile * int32(8)
                 word += (row >> int32(3)) * int32(4) + (row & int32(3))
                 place = uint64(mine) * uint64(out_width * int32(2)) + uint64(word * int32(4))
                 ptx.store_u32(out + place, ptx.bf16x2_of_f32(value, other))

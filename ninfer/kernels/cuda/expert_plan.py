@@ -4,7 +4,8 @@
     plan    entries (expert, first place in order, count), so many columns at most; unused: count 0
 
 One block counts with shared integers, a thread for each expert lays it out, all place. The order of
-an expert's choices is not fixed, and reaches no result: columns of a product never mix.
+an expert's choices is not fixed, and reaches no result: columns of a product never mix. Like the
+ranking, the plan is complete for every kernel that starts behind it (`expert_rank`).
 """
 
 from functools import cache
@@ -102,7 +103,6 @@ def make_plan(num_experts: int) -> Kernel:
     ) -> None:
         counts = cuda.shared.array(num_experts, int32)
         parts = cuda.shared.array(_WARPS, int32)
-        ptx.release_successor()
         ptx.wait_for_predecessor()
         thread = int32(cuda.threadIdx.x)
         if thread < int32(num_experts):
@@ -128,6 +128,9 @@ def make_plan(num_experts: int) -> Kernel:
             counts[thread] = start
         cuda.syncthreads()
         _place(experts, num_choices, counts, order)
+        ptx.fence_gpu()
+        cuda.syncthreads()
+        ptx.release_successor()
 
     params = (Param.ADDRESS,) * 3 + (Param.I32,) * 3
     return Kernel(

@@ -5,6 +5,14 @@
 The sum over all experts leaves a renormalised weight again, so it is not taken: keys are the bits
 of exp(logit - largest), which order like the numbers, and a round of the ranking is two reductions
 of integers. A logit that is no number ranks as the largest.
+
+Few tokens are ranked by a launch whose other blocks gate the shared expert's projections: both need
+the same products, and either alone is mostly the start of a kernel.
+
+The ranking lets its successor start only when its results are written. So every kernel behind it on
+the stream, when it starts, finds the choices complete, also before it has waited for its own
+predecessor: `expert_gate` and `expert_down` ask for the experts' rows that early. They read choices
+past the first-level cache.
 """
 
 import math
@@ -16,7 +24,10 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.device_functions import load_chunk, load_ragged_chunk
+from ninfer.kernels.cuda.fragments import store_chunk
 from ninfer.kernels.cuda.launch import WARP
+from ninfer.kernels.cuda.pointwise import gated
 
 MAX_CHOSEN: Final = WARP
 """Most experts of a token: a lane keeps one."""
@@ -31,12 +42,69 @@ Index = Any
 @cache
 def make_rank(num_experts: int) -> Kernel:
     """Grid (tokens,), block (32,)."""
+    rank_token = _make_rank_token(num_experts)
+
+    def rank(router: int, experts: int, weights: int, shared_gate: int, chosen: int) -> None:
+        ptx.wait_for_predecessor()
+        rank_token(router, experts, weights, shared_gate, chosen)
+        ptx.fence_gpu()
+        cuda.syncwarp()
+        ptx.release_successor()
+
+    params = (Param.ADDRESS,) * 4 + (Param.I32,)
+    return Kernel(f"moe_rank_{num_experts}", rank, params, threads=WARP, max_registers=64)
+
+
+@cache
+def make_rank_and_gate(num_experts: int, is_aligned: bool) -> Kernel:
+    """Grid (tokens, 1 + padded width / 256), block (32,); blocks (t, 0) rank, the others gate.
+
+    Args:
+        num_experts: of the router.
+        is_aligned: the shared expert's halves are whole chunks, read sixteen bytes at a time.
+    """
+    rank_token, gate_chunk = _make_rank_token(num_experts), _make_gate_chunk(is_aligned)
+
+    def rank_and_gate(
+        router: int,
+        experts: int,
+        weights: int,
+        shared_gate: int,
+        gate_up: int,
+        base: int,
+        sums: int,
+        chosen: int,
+        width: int,
+        padded: int,
+    ) -> None:
+        ptx.wait_for_predecessor()
+        if cuda.blockIdx.y == 0:
+            rank_token(router, experts, weights, shared_gate, chosen)
+            ptx.fence_gpu()
+            cuda.syncwarp()
+        else:
+            gate_chunk(gate_up, base, sums, width, padded)
+        ptx.release_successor()
+
+    kind = "" if is_aligned else "_ragged"
+    return Kernel(
+        f"moe_rank_and_gate_{num_experts}{kind}",
+        rank_and_gate,
+        (Param.ADDRESS,) * 7 + (Param.I32,) * 3,
+        threads=WARP,
+        max_registers=64,
+    )
+
+
+def _make_rank_token(num_experts: int) -> Any:
+    """Ranking of token ``blockIdx.x``."""
     per_lane = -(-num_experts // WARP)
     load_keys, take_best = _make_load_keys(num_experts), _make_take_best(per_lane)
 
-    def rank(router: int, experts: int, weights: int, shared_gate: int, chosen: int) -> None:
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
+    @device_function
+    def rank_token(
+        router: Address, experts: Address, weights: Address, shared_gate: Address, chosen: Index
+    ) -> None:
         lane = int32(cuda.threadIdx.x)
         token = uint64(cuda.blockIdx.x)
         line = router + token * uint64(4 * (num_experts + 1))
@@ -59,8 +127,41 @@ def make_rank(num_experts: int) -> Kernel:
             value = float32(1.0) / (float32(1.0) + float32(math.exp(-gate)))
             ptx.store_f32(shared_gate + token * uint64(4), value)
 
-    params = (Param.ADDRESS,) * 4 + (Param.I32,)
-    return Kernel(f"moe_rank_{num_experts}", rank, params, threads=WARP, max_registers=64)
+    return rank_token
+
+
+def _make_gate_chunk(is_aligned: bool) -> Any:
+    """SwiGLU of a lane's chunk of token ``blockIdx.x``, with the arithmetic of `pointwise`."""
+    load = load_chunk if is_aligned else load_ragged_chunk
+
+    @device_function
+    def gate_chunk(
+        gate_up: Address, base: Address, sums: Address, width: Index, padded: Index
+    ) -> None:
+        column = cuda.blockIdx.x
+        chunk = (cuda.blockIdx.y - 1) * WARP + cuda.threadIdx.x
+        row = gate_up + uint64(column) * uint64(width) * uint64(4)
+        g0, g1, g2, g3, g4, g5, g6, g7 = load(row, chunk, width)
+        half = row + uint64(width) * uint64(2)
+        u0, u1, u2, u3, u4, u5, u6, u7 = load(half, chunk, width)
+        store_chunk(
+            base,
+            sums,
+            uint32(padded),
+            column,
+            chunk,
+            int32(chunk) * int32(8) < padded,
+            gated(g0, u0),
+            gated(g1, u1),
+            gated(g2, u2),
+            gated(g3, u3),
+            gated(g4, u4),
+            gated(g5, u5),
+            gated(g6, u6),
+            gated(g7, u7),
+        )
+
+    return gate_chunk
 
 
 def _make_load_keys(num_experts: int) -> Any:

@@ -14,14 +14,14 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import expert_many
+from ninfer.kernels.cuda import expert_many, pointwise
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each
-from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_gate import make_gate, tiles_of_block, walk_stages
 from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, MAX_EXPERTS, make_plan, max_entries
-from ninfer.kernels.cuda.expert_rank import MAX_CHOSEN, make_rank
-from ninfer.kernels.cuda.fragments import TILE_COLUMNS, padded_width
-from ninfer.kernels.cuda.launch import BlockParts, KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.expert_rank import MAX_CHOSEN, make_rank, make_rank_and_gate
+from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS, padded_width
+from ninfer.kernels.cuda.launch import WARP, BlockParts, KernelShapes, block_parts, blocks_for
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import LinearInput, Matrix, Tensor
@@ -42,12 +42,50 @@ def route(
         ShapeError: more experts are chosen than a warp has lanes.
     """
     chosen = experts.shape[1]
-    if chosen > MAX_CHOSEN:
-        raise ShapeError(f"{chosen} experts a token, the CUDA ranking takes up to {MAX_CHOSEN}")
+    _expect_rankable(chosen)
     stream.launch(
         make_rank(router.shape[1] - 1),
         (router.shape[0], 1, 1),
         (router.address, experts.address, weights.address, shared_gate.address, chosen),
+    )
+
+
+def route_and_gate(
+    stream: CudaStream,
+    router: Tensor,
+    gate_up: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    shared_gate: Tensor,
+    hidden: LinearInput,
+) -> None:
+    """Rank the experts of every token and gate the shared expert's projections.
+
+    Raises:
+        ShapeError: more experts are chosen than a warp has lanes.
+    """
+    num_tokens, chosen = experts.shape
+    if num_tokens > FEW_TOKENS:
+        route(stream, router, experts, weights, shared_gate)
+        pointwise.swiglu(stream, gate_up, hidden)
+        return
+    _expect_rankable(chosen)
+    base, sums, padded = block_parts(hidden)
+    stream.launch(
+        make_rank_and_gate(router.shape[1] - 1, hidden.width % CHUNK == 0),
+        (num_tokens, 1 + blocks_for(padded // CHUNK, WARP), 1),
+        (
+            router.address,
+            experts.address,
+            weights.address,
+            shared_gate.address,
+            gate_up.address,
+            base,
+            sums,
+            chosen,
+            hidden.width,
+            padded,
+        ),
     )
 
 
@@ -107,10 +145,18 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     hidden_tiles, width_tiles = _k_tiles(shapes.hidden), _k_tiles(shapes.expert_width)
     steps, each = slot_steps(shapes.experts_per_token), slots_each(shapes.experts_per_token)
     made = [make_rank(shapes.num_experts), make_plan(shapes.num_experts)]
+    made.append(make_rank_and_gate(shapes.num_experts, shapes.shared_width % CHUNK == 0))
     for format in PAIR_FORMATS:
-        made += [make_gate(format, hidden_tiles, steps, is_listed) for is_listed in (False, True)]
+        stages = walk_stages(format, hidden_tiles, shapes.block_shared_bytes)
+        kinds = dict.fromkeys(((False, 1), (False, stages), (True, stages)))
+        made += [make_gate(format, hidden_tiles, steps, *kind) for kind in kinds]
         made.append(make_down(format, width_tiles, each))
     return (*made, *expert_many.declared(shapes))
+
+
+def _expect_rankable(chosen: int) -> None:
+    if chosen > MAX_CHOSEN:
+        raise ShapeError(f"{chosen} experts a token, the CUDA ranking takes up to {MAX_CHOSEN}")
 
 
 def _few(
@@ -135,9 +181,13 @@ def _few(
         blocks = max_entries(experts.size, num_experts, _ENTRY_COLUMNS)
         args = (experts.address, plan, order, experts.size, blocks, _ENTRY_COLUMNS)
         stream.launch(make_plan(num_experts), (1, 1, 1), args)
+    most = tiles_of_block(num_tokens)
+    stages = 1
+    if most > 1:
+        stages = walk_stages(gate_up.format, _k_tiles(hidden), stream.shared_bytes)
     stream.launch(
-        make_gate(gate_up.format, _k_tiles(hidden), slot_steps(chosen), is_listed),
-        (width // TILE_ROWS, blocks, 1),
+        make_gate(gate_up.format, _k_tiles(hidden), slot_steps(chosen), is_listed, stages),
+        (blocks_for(width // TILE_ROWS, most), blocks, 1),
         (
             gate_up.storage.address,
             x.base,
@@ -150,6 +200,7 @@ def _few(
             num_tokens,
             chosen,
             padded_width(width),
+            most,
         ),
     )
     stream.launch(

@@ -20,6 +20,7 @@ from ninfer.host.device import HostStream
 from ninfer.kernels.host.jit import kernel, kernel_part
 from ninfer.kernels.host.lane_products import LANES, copy_tails, decode_row, dot_row
 from ninfer.kernels.host.operands import input_array, stored_rows
+from ninfer.kernels.host.pointwise import swiglu
 from ninfer.tensor import LinearInput, Matrix, Tensor
 
 Array = npt.NDArray[Any]
@@ -39,6 +40,20 @@ def route(
         host_array(weights),
         host_array(shared_gate),
     )
+
+
+def route_and_gate(
+    stream: HostStream,
+    router: Tensor,
+    gate_up: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    shared_gate: Tensor,
+    hidden: LinearInput,
+) -> None:
+    """Launch `route`, then the shared expert's `swiglu`."""
+    route(stream, router, experts, weights, shared_gate)
+    swiglu(stream, gate_up, hidden)
 
 
 def experts(

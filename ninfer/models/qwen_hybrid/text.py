@@ -286,8 +286,9 @@ def _moe(ctx: OpContext, ffn: MoeFfn, own: MoeActivations, activations: TextActi
     normed = activations.normed
     products = [(ffn.router, own.router, 0), (ffn.shared_gate_up, own.gate_up, 0)]
     linear.project_all(ctx, normed, products)
-    moe.route(ctx, own.router, own.experts, own.weights, own.shared_gate)
-    pointwise.swiglu(ctx, own.gate_up, own.hidden)
+    moe.route_and_gate(
+        ctx, own.router, own.gate_up, own.experts, own.weights, own.shared_gate, own.hidden
+    )
     linear.project(ctx, own.hidden, ffn.shared_down, own.shared)
     moe.experts(
         ctx,
