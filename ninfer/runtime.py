@@ -209,7 +209,7 @@ class Engine:
         """
         parsed = parse_tools(None if tools is None else list(tools))
         conversation = Conversation(parse_messages(list(messages)), parsed)
-        return self.frontend.prepare(conversation, prompt)
+        return self.frontend.prepare(conversation, prompt, max_tokens=self.config.max_context)
 
     def chat(
         self,

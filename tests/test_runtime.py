@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ninfer.config import EngineConfig, KvDtype
-from ninfer.errors import ConfigurationError, EngineClosed, RequestError
+from ninfer.errors import ConfigurationError, ContextLengthExceeded, EngineClosed, RequestError
 from ninfer.frontend.frontend import OutputOptions, PreparedInput
+from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import (
     FinishReason,
     GenerationResult,
@@ -51,6 +52,19 @@ def expect_everything_free(engine: Engine) -> None:
 def settle(engine: Engine) -> None:
     """Wait until the worker has seen the last cancellation: a further request passes it."""
     engine.generate(golden_prompt(engine, 0), RequestOptions(sampling=GREEDY, max_new_tokens=1))
+
+
+@pytest.mark.parametrize("method", ["prepare", "chat"])
+def test_messages_far_over_the_context_are_refused_without_being_encoded(
+    engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode_spans", lambda *arguments: pytest.fail("encoded"))
+    messages = [{"role": "user", "content": "word " * 20_000}]
+
+    with pytest.raises(ContextLengthExceeded, match="tokens > 512 maximum") as refusal:
+        getattr(engine, method)(messages)
+
+    assert refusal.value.field == "messages"
 
 
 def test_eight_streams_give_what_each_gives_alone(engine: Engine) -> None:

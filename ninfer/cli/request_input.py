@@ -153,7 +153,9 @@ def prepare_input(engine: Engine, source: Source, options: argparse.Namespace) -
         case Tokens(token_ids=token_ids):
             return engine.frontend.prepare_tokens(token_ids)
         case RawText(text=text):
-            return engine.frontend.prepare_raw(text, parse_special=True)
+            return engine.frontend.prepare_raw(
+                text, parse_special=True, max_tokens=engine.config.max_context
+            )
         case Chat(messages=messages, tools=tools):
             return engine.prepare(messages, tools=tools, prompt=prompt_options(options))
 

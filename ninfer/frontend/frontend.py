@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ninfer.errors import CheckpointError, ContextLengthExceeded, RequestError, UnsupportedFeature
+from ninfer.errors import CheckpointError, RequestError, UnsupportedFeature
 from ninfer.frontend.chat_template import ChatTemplate
 from ninfer.frontend.conversation import (
     Conversation,
@@ -34,13 +34,14 @@ from ninfer.frontend.prompt_identity import (
     prompt_of,
 )
 from ninfer.frontend.prompt_rendering import render_conversation
+from ninfer.frontend.resource_files import resource_file, template_source
 from ninfer.frontend.template_traits import ends_in_thinking, probe_template
+from ninfer.frontend.token_bound import check_length
 from ninfer.frontend.tokenizer import Tokenizer, check_unicode
 from ninfer.frontend.tool_arguments import ToolSignature
 from ninfer.frontend.tool_calls import CallIds
 from ninfer.generation import Channel, PreparedPrompt
 
-_PREFIX = "frontend/"
 _THINK_END = "</think>"
 _CLOSING_TEXT = "\n\nThe thinking budget is used up, so I answer with what I have.\n"
 
@@ -124,14 +125,13 @@ class Frontend:
 
     def __init__(self, resources: Mapping[str, bytes], *, chat_template: str | None = None) -> None:
         self.tokenizer = Tokenizer(
-            _resource(resources, "tokenizer.json"), _resource(resources, "tokenizer_config.json")
+            resource_file(resources, "tokenizer.json"),
+            resource_file(resources, "tokenizer_config.json"),
         )
-        defaults = read_generation_defaults(_resource(resources, "generation_config.json"))
+        defaults = read_generation_defaults(resource_file(resources, "generation_config.json"))
         self.sampling_defaults = defaults.sampling
         self.stop_ids = self._known_ids(defaults.end_ids)
-        source = chat_template
-        if source is None:
-            source = _text(_resource(resources, "chat_template.jinja"))
+        source = template_source(resources) if chat_template is None else chat_template
         self._template = ChatTemplate(source)
         self._variables = self.tokenizer.template_variables
         self.traits = probe_template(self._template, self.tokenizer, self._variables)
@@ -150,11 +150,18 @@ class Frontend:
         return has_library()
 
     def prepare(
-        self, conversation: Conversation, options: PromptOptions | None = None
+        self,
+        conversation: Conversation,
+        options: PromptOptions | None = None,
+        *,
+        max_tokens: int | None = None,
     ) -> PreparedInput:
         """Render and encode a conversation.
 
+        A prompt far over ``max_tokens`` is refused before the work, others by `output_room`.
+
         Raises:
+            ContextLengthExceeded: its length shows that it has more than ``max_tokens``.
             RequestError: a field is invalid; `InvalidPrompt` when the template refuses.
             UnsupportedFeature: the template lacks an ability that was asked for.
         """
@@ -170,6 +177,7 @@ class Frontend:
         rendered = render_conversation(
             self._template, conversation, variables, continues_final=options.continues_final
         )
+        check_length(self.tokenizer.least_tokens(rendered.prompt), max_tokens, is_bound=True)
         encoded = encode_marked(self.tokenizer, rendered.prompt)
         first = conversation.messages[0]
         has_system_behind_tools = conversation.offered_tools and first.role is Role.SYSTEM
@@ -190,13 +198,17 @@ class Frontend:
             is_chat=True,
         )
 
-    def prepare_raw(self, text: str, *, parse_special: bool = False) -> PreparedInput:
-        """Encode a text as it is: no template, no channels.
+    def prepare_raw(
+        self, text: str, *, parse_special: bool = False, max_tokens: int | None = None
+    ) -> PreparedInput:
+        """Encode a text as it is: no template, no channels; ``max_tokens`` as in `prepare`.
 
         Raises:
+            ContextLengthExceeded: as in `prepare`.
             RequestError: the text is empty or holds a lone surrogate.
         """
         check_unicode(text, "prompt")
+        check_length(self.tokenizer.least_tokens(text), max_tokens, is_bound=True)
         token_ids = self.tokenizer.encode(text, parse_special=parse_special)
         return PreparedInput(prompt_of(token_ids, "raw"), text)
 
@@ -268,12 +280,8 @@ class Frontend:
         Raises:
             ContextLengthExceeded: the prompt alone is too long.
         """
-        num_tokens = len(prompt.token_ids)
-        if num_tokens > max_context:
-            raise ContextLengthExceeded(
-                f"prompt is too long: {num_tokens} tokens > {max_context} maximum", field="messages"
-            )
-        return min(max_new_tokens, max_context - num_tokens)
+        check_length(len(prompt.token_ids), max_context)
+        return min(max_new_tokens, max_context - len(prompt.token_ids))
 
     def check_thinking_budget(
         self, prepared: PreparedInput, thinking_budget: int | None, max_new_tokens: int
@@ -376,19 +384,3 @@ def _check_stops(stops: Sequence[str], name: str) -> None:
         check_unicode(stop, f"{name}[{index}]")
         if not stop:
             raise RequestError(f"{name}[{index}] is empty", field=f"{name}[{index}]")
-
-
-def _resource(resources: Mapping[str, bytes], name: str) -> bytes:
-    data = resources.get(_PREFIX + name)
-    if data is None:
-        raise CheckpointError(f"{_PREFIX}{name} is missing", field=_PREFIX + name)
-    return bytes(data)
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            "chat_template.jinja is not UTF-8", field="chat_template.jinja"
-        ) from error

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as BytePairModel
 
 from ninfer.errors import CheckpointError, RequestError
 from ninfer.frontend.marked_text import MarkedText
+from ninfer.frontend.token_bound import TokenBound
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _SWALLOWING_FLAGS = ("lstrip", "rstrip", "single_word")
@@ -41,6 +42,7 @@ class Tokenizer:
         self._ids = {token.text: token.token_id for token in self.added.values()}
         self._pattern = _spelling_pattern(self._ids)
         self._pieces = _pieces(_vocabulary(model), self.added)
+        self._bound = TokenBound.of(model, self._pieces)
         self._model = _plain_model(model)
         self.eos_text = _token_text(config, "eos_token")
         self._named = {name: _token_text(config, name) for name in _NAMED_TOKENS}
@@ -78,6 +80,10 @@ class Tokenizer:
             return
         for match in self._pattern.finditer(text, start, end):
             yield match.start(), match.end(), self._ids[match.group()]
+
+    def least_tokens(self, text: str) -> int:
+        """Number of tokens that a text has at least, told without encoding it."""
+        return self._bound.least_tokens(text)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of a text.

@@ -87,7 +87,7 @@ def translate_messages(
     """
     read = _read(body, engine, context, settings, headers, settings.default_max_tokens)
     max_tokens = settings.default_max_tokens if read.max_tokens is None else read.max_tokens
-    prepared = _prepared(read, engine, settings)
+    prepared = _prepared(read, engine, settings, max_tokens=engine.config.max_context)
     output = OutputOptions(
         stop=read.stops,
         thinking_budget=read.thinking.budget_tokens,
@@ -198,7 +198,10 @@ def _check_images(conversation: AnthropicConversation, context: RequestContext) 
     context.note_images(found)
 
 
-def _prepared(read: _MessagesBody, engine: Engine, settings: GatewaySettings) -> PreparedInput:
+def _prepared(
+    read: _MessagesBody, engine: Engine, settings: GatewaySettings, max_tokens: int | None = None
+) -> PreparedInput:
+    """Render the conversation; without ``max_tokens`` it may have any length, to be counted."""
     conversation = read.conversation
     options = PromptOptions(
         enable_thinking=_enables_thinking(read, settings),
@@ -207,7 +210,7 @@ def _prepared(read: _MessagesBody, engine: Engine, settings: GatewaySettings) ->
         continues_final=conversation.is_prefill,
     )
     try:
-        return engine.frontend.prepare(conversation.conversation, options)
+        return engine.frontend.prepare(conversation.conversation, options, max_tokens=max_tokens)
     except RequestError as error:
         raise renamed(error, _path_in(conversation)) from error
 

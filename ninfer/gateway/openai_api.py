@@ -71,7 +71,7 @@ def translate_chat(
     conversation = read_conversation(fields, context)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
-    prepared = engine.frontend.prepare(conversation, prompt)
+    prepared = engine.frontend.prepare(conversation, prompt, max_tokens=engine.config.max_context)
     output = with_default_budget(output, prepared, engine, settings, max_tokens)
     output = with_grammar(output, wanted, engine.frontend)
     sampling = effective_sampling(asked, engine.sampling_preset(prepared), settings)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ninfer.errors import RequestError, UnsupportedFeature
-from ninfer.frontend.frontend import Frontend, OutputOptions, PreparedInput
+from ninfer.frontend.frontend import OutputOptions, PreparedInput
 from ninfer.gateway.error_responses import ErrorReply, Family
 from ninfer.gateway.event_stream import Frame
 from ninfer.gateway.gateway_settings import GatewaySettings
@@ -71,7 +71,7 @@ def translate_completion(
     )
     wanted = read_openai_grammar(fields)
     cache, session_key = read_cache_members(fields, context, headers)
-    prepared = _prepared(fields, engine.frontend)
+    prepared = _prepared(fields, engine)
     note_harmless(fields, context)
     settle_unknown(fields, context, is_strict=settings.is_strict)
     output = with_grammar(output, wanted, engine.frontend)
@@ -163,13 +163,15 @@ def _fold(chunks: Iterable[Json]) -> Json:
     return {**reply, "choices": [choice], **tail}
 
 
-def _prepared(fields: Fields, frontend: Frontend) -> PreparedInput:
+def _prepared(fields: Fields, engine: Engine) -> PreparedInput:
     prompt = fields.raw("prompt")
     parses_special = bool(fields.boolean("parse_special"))
     if prompt is None:
         raise fields.missing("prompt")
     if isinstance(prompt, str):
-        return frontend.prepare_raw(prompt, parse_special=parses_special)
+        return engine.frontend.prepare_raw(
+            prompt, parse_special=parses_special, max_tokens=engine.config.max_context
+        )
     if not isinstance(prompt, list):
         raise RequestError(
             f"prompt is {json_kind(prompt)}; it must be a string or a list of token ids",
@@ -182,4 +184,4 @@ def _prepared(fields: Fields, frontend: Frontend) -> PreparedInput:
         raise UnsupportedFeature(
             "a list of prompts is not supported yet; send one request for each", field="prompt"
         )
-    return frontend.prepare_tokens(prompt)
+    return engine.frontend.prepare_tokens(prompt)

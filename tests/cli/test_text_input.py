@@ -1,11 +1,13 @@
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from ninfer.cli.exit_codes import UsageError
 from ninfer.cli.text_input import checked_text, read_text
+from ninfer.frontend.tokenizer import Tokenizer
 from tests.cli.command_line import run
 from tests.support.tiny_model import artifact_path
 
@@ -69,6 +71,26 @@ def test_file_that_is_no_text_is_placed(
 
     assert outcome.code == 2
     assert outcome.err == f"error: cannot read {file}: not UTF-8: {reason}\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--raw",)])
+def test_file_far_over_the_context_is_refused_without_being_encoded(
+    model: Path, tmp_path: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(self: Tokenizer, text: str, spans: Iterable[tuple[int, int, int]]) -> list[int]:
+        assert len(text) < 100_000, "encoded"
+        return known(self, text, spans)
+
+    known = Tokenizer.encode_spans
+    monkeypatch.setattr(Tokenizer, "encode_spans", encode)
+    file = tmp_path / "book.txt"
+    file.write_text("word " * 200_000)
+
+    outcome = run("generate", model, "--prompt-file", file, *more)
+
+    assert outcome.code == 5
+    assert "error: prompt is too long: " in outcome.err
+    assert outcome.err.endswith(" maximum (at least; it is too long to be counted)\n")
 
 
 def test_standard_input_that_is_no_text_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
