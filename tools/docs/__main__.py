@@ -38,7 +38,7 @@ that would do nothing beside the others is refused. This page is generated from 
 | 2 | wrong option or combination, unreadable input file |
 | 3 | artifact or checkpoint invalid, incomplete or of the wrong kind |
 | 4 | device: none found, or not enough memory |
-| 5 | the request itself was refused |
+| 5 | the request itself was refused, or asks for what this build does not offer yet |
 | 6 | `--require-complete`, and the answer hit a limit |
 | 130, 143 | ended by SIGINT, SIGTERM |
 """
@@ -47,7 +47,8 @@ ENVIRONMENT_HEAD = """# Environment
 
 Every long option of the command line, except those that exclude one another, has a
 variable that gives its default; the command line wins. A value that does not parse is an error.
-Flags take `0` or `1`. This page is generated from the options.
+Flags take `0` or `1`. The variable of an option that does nothing beside the others is ignored, where
+the option itself is refused. This page is generated from the options.
 
 `NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in
 `ninfer/host-kernels` of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`). Deleting the
