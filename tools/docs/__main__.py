@@ -47,8 +47,9 @@ ENVIRONMENT_HEAD = """# Environment
 
 Every long option of the command line, except those that exclude one another, has a
 variable that gives its default; the command line wins. A value that does not parse is an error.
-Flags take `0` or `1`. The variable of an option that does nothing beside the others is ignored, where
-the option itself is refused. This page is generated from the options.
+Flags take `0` or `1`. A variable whose option would do nothing beside the others, such as
+`--system` beside `--raw`, is ignored; the option is refused. This page is generated from the
+options.
 
 `NUMBA_CACHE_DIR` moves the cache of compiled host kernels, which otherwise lies in
 `ninfer/host-kernels` of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`). Deleting the
