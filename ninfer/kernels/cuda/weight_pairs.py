@@ -1,11 +1,12 @@
 """Stored weights to tensor-core operands: the A registers of one slab, in every format.
 
-A lane holds chunk t of two rows (r of either half) of a slab of 32 features. `slab_pairs` of a
-format turns its words into eight registers: four of the first m16n8k16 product (pairs 0,4 and 1,5
-of both rows), four of the second (pairs 2,6 and 3,7), as `fragments` orders the columns. Values are
-exact bf16 integers without the scale. Nibble formats leave an offset in: a bf16 of exponent 7 holds
-128 + u in its lower bits, and u = code + 8, 16 or 32; ``offset`` times the column's group sum is
-what a product subtracts. W8 is made signed by one exact subtraction, BF16 is taken as it is.
+A lane holds chunk t of two rows (r of either half) of a slab of 32 features. The function that
+`make_slab_pairs` makes of a format turns its words into eight registers: four of the first m16n8k16
+product (pairs 0,4 and 1,5 of both rows), four of the second (pairs 2,6 and 3,7), as `fragments`
+orders the columns. Values are exact bf16 integers without the scale. Nibble formats leave an offset
+in: a bf16 of exponent 7 holds 128 + u in its lower bits, and u = code + 8, 16 or 32; ``offset``
+times the column's group sum is what a product subtracts. W8 is made signed by one exact
+subtraction, BF16 is taken as it is.
 """
 
 from collections.abc import Callable
