@@ -24,10 +24,8 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.device_functions import load_chunk, load_ragged_chunk
-from ninfer.kernels.cuda.fragments import store_chunk
 from ninfer.kernels.cuda.launch import WARP
-from ninfer.kernels.cuda.pointwise import gated
+from ninfer.kernels.cuda.pointwise import make_gate_chunk
 
 MAX_CHOSEN: Final = WARP
 """Most experts of a token: a lane keeps one."""
@@ -63,7 +61,7 @@ def make_rank_and_gate(num_experts: int, is_aligned: bool) -> Kernel:
         num_experts: of the router.
         is_aligned: the shared expert's halves are whole chunks, read sixteen bytes at a time.
     """
-    rank_token, gate_chunk = _make_rank_token(num_experts), _make_gate_chunk(is_aligned)
+    rank_token, gate_chunk = _make_rank_token(num_experts), make_gate_chunk(is_aligned)
 
     def rank_and_gate(
         router: int,
@@ -83,7 +81,9 @@ def make_rank_and_gate(num_experts: int, is_aligned: bool) -> Kernel:
             ptx.fence_gpu()
             cuda.syncwarp()
         else:
-            gate_chunk(gate_up, base, sums, width, padded)
+            column = cuda.blockIdx.x
+            chunk = (cuda.blockIdx.y - 1) * WARP + cuda.threadIdx.x
+            gate_chunk(gate_up, column, chunk, base, sums, width, padded)
         ptx.release_successor()
 
     kind = "" if is_aligned else "_ragged"
@@ -128,40 +128,6 @@ def _make_rank_token(num_experts: int) -> Any:
             ptx.store_f32(shared_gate + token * uint64(4), value)
 
     return rank_token
-
-
-def _make_gate_chunk(is_aligned: bool) -> Any:
-    """SwiGLU of a lane's chunk of token ``blockIdx.x``, with the arithmetic of `pointwise`."""
-    load = load_chunk if is_aligned else load_ragged_chunk
-
-    @device_function
-    def gate_chunk(
-        gate_up: Address, base: Address, sums: Address, width: Index, padded: Index
-    ) -> None:
-        column = cuda.blockIdx.x
-        chunk = (cuda.blockIdx.y - 1) * WARP + cuda.threadIdx.x
-        row = gate_up + uint64(column) * uint64(width) * uint64(4)
-        g0, g1, g2, g3, g4, g5, g6, g7 = load(row, chunk, width)
-        half = row + uint64(width) * uint64(2)
-        u0, u1, u2, u3, u4, u5, u6, u7 = load(half, chunk, width)
-        store_chunk(
-            base,
-            sums,
-            uint32(padded),
-            column,
-            chunk,
-            int32(chunk) * int32(8) < padded,
-            gated(g0, u0),
-            gated(g1, u1),
-            gated(g2, u2),
-            gated(g3, u3),
-            gated(g4, u4),
-            gated(g5, u5),
-            gated(g6, u6),
-            gated(g7, u7),
-        )
-
-    return gate_chunk
 
 
 def _make_load_keys(num_experts: int) -> Any:

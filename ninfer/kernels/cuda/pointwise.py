@@ -46,20 +46,18 @@ def gated(gate: Any, up: Any) -> Any:
     return gate / (float32(1.0) + math.exp(-gate)) * up
 
 
-@cache
-def make_swiglu(is_aligned: bool) -> Kernel:
-    """One thread per chunk; grid (columns, blocks of chunks), block (128,).
+def make_gate_chunk(is_aligned: bool) -> Any:
+    """Function that gates one chunk of a column and writes it as part of a linear input.
 
     Args:
         is_aligned: halves are whole chunks, read sixteen bytes at a time.
     """
     load = load_chunk if is_aligned else load_ragged_chunk
 
-    def gate_chunk(gate_up: int, base: int, sums: int, width: int, padded: int) -> None:
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
-        column = cuda.blockIdx.x
-        chunk = cuda.blockIdx.y * _THREADS + cuda.threadIdx.x
+    @device_function
+    def gate_chunk(
+        gate_up: Any, column: Any, chunk: Any, base: Any, sums: Any, width: Any, padded: Any
+    ) -> None:
         row = gate_up + uint64(column) * uint64(width) * uint64(4)
         g0, g1, g2, g3, g4, g5, g6, g7 = load(row, chunk, width)
         half = row + uint64(width) * uint64(2)
@@ -81,6 +79,25 @@ def make_swiglu(is_aligned: bool) -> Kernel:
             gated(g7, u7),
         )
 
+    return gate_chunk
+
+
+@cache
+def make_swiglu(is_aligned: bool) -> Kernel:
+    """One thread per chunk; grid (columns, blocks of chunks), block (128,).
+
+    Args:
+        is_aligned: see `make_gate_chunk`.
+    """
+    gate_chunk = make_gate_chunk(is_aligned)
+
+    def gate_columns(gate_up: int, base: int, sums: int, width: int, padded: int) -> None:
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        column = cuda.blockIdx.x
+        chunk = cuda.blockIdx.y * _THREADS + cuda.threadIdx.x
+        gate_chunk(gate_up, column, chunk, base, sums, width, padded)
+
     params = (Param.ADDRESS,) * 3 + (Param.I32, Param.I32)
     name = "swiglu" if is_aligned else "swiglu_ragged"
-    return Kernel(name, gate_chunk, params, threads=_THREADS, max_registers=64)
+    return Kernel(name, gate_columns, params, threads=_THREADS, max_registers=64)
