@@ -12,6 +12,7 @@ from ninfer.kernels.cuda import (
     attention_prefill,
     attention_wide,
     attention_wide_int8,
+    attention_wide_parts,
     device_functions,
     fragments,
 )
@@ -24,7 +25,14 @@ from tests.support.mixer_simulator import lay_out
 from tests.support.oracles.attention import gated_attention
 from tests.support.warpgroup_simulator import launch
 
-MODULES = (attention_prefill, attention_wide, attention_wide_int8, device_functions, fragments)
+MODULES = (
+    attention_prefill,
+    attention_wide,
+    attention_wide_int8,
+    attention_wide_parts,
+    device_functions,
+    fragments,
+)
 HEAD_DIM = 256
 
 

@@ -18,8 +18,9 @@ from ninfer.kernels.cuda.attention_merge import block_components, make_merge
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
-from ninfer.kernels.cuda.attention_wide import HEAD_DIM, make_wide_prefill
+from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
+from ninfer.kernels.cuda.attention_wide_parts import HEAD_DIM
 from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.operand_groups import KvPlanes
 from ninfer.tensor import DType, LinearInput, Tensor

@@ -3,15 +3,14 @@
     m' = max(m, max s_j) ; c = exp2(m - m') ; p_j = exp2(s_j - m')     s in units of log 2
     l = c l + sum p_j ; a = c a + sum p_j v_j ; out = a / l * sigmoid(gate)
 
-Queries, keys and values lie in shared memory as blocks of 64 components, rows of 128 bytes in the
-swizzle of the tensor cores. Keys and values of a page come into slots of their own, two for each,
-guarded by barriers that count arrivals, and every warp brings eight rows: no barrier of the block
-stands between the warpgroups, so that one multiplies while the other makes weights. Tiles are
-pages, that is fixed absolute positions, and positions behind a query's own add nothing: a query's
-result does not depend on where its chunk begins or ends. Blocks of late queries, which have most to
-do, start first. Traffic: the cached rows once for each block, from the second-level cache mostly;
-4 D FLOP a query and position. Bf16 pages of heads of 256 only (`attention_prefill` takes the
-others). Source: flash attention 3, 2024.
+How operands lie in shared memory, `attention_wide_parts` knows. Keys and values of a page come into
+slots of their own, two for each, guarded by barriers that count arrivals, and every warp brings
+eight rows: no barrier of the block stands between the warpgroups, so that one multiplies while the
+other makes weights. Tiles are pages, that is fixed absolute positions, and positions behind a
+query's own add nothing: a query's result does not depend on where its chunk begins or ends. Blocks
+of late queries, which have most to do, start first. Traffic: the cached rows once for each block,
+from the second-level cache mostly; 4 D FLOP a query and position. Bf16 pages of heads of 256 only
+(`attention_prefill` takes the others). Source: flash attention 3, 2024.
 """
 
 from functools import cache
@@ -22,41 +21,43 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.cuda.warpgroup_turned import multiply_turned, turned_descriptor
+from ninfer.cuda.warpgroup_turned import multiply_turned
 from ninfer.kernels.cuda.attention_prefill import (
     make_write,
     over_quad,
     scale_and_hide,
     softmax_row,
 )
+from ninfer.kernels.cuda.attention_wide_parts import (
+    BLOCKS,
+    HEAD_DIM,
+    LINE_BYTES,
+    LINES_END,
+    NUM_SUMS,
+    PAGE_BLOCK,
+    QUERIES,
+    QUERY_BLOCK,
+    SLOT,
+    SLOTS,
+    SLOTS_AT,
+    THREADS,
+    TILE,
+    TURNED,
+    UNSEEN,
+    WARPS,
+    correct,
+    fetch_queries,
+    finish_keys,
+    multiply_keys,
+    page_row,
+    round_weights,
+)
 
-HEAD_DIM: Final = 256
-"""Components of a head."""
+_FULL_AT: Final = max(SLOTS_AT + SLOTS * SLOT, LINES_END)
+_EMPTY_AT: Final = _FULL_AT + 8 * SLOTS
+_SHARED_BYTES: Final = _EMPTY_AT + 8 * SLOTS + 1024
 
-_QUERIES: Final = 128  # of a block
-_TILE: Final = 64  # positions of a page
-_THREADS: Final = 256  # two warpgroups
-
-_BLOCKS: Final = HEAD_DIM // 64  # of 64 components
-_QUERY_BLOCK: Final = _QUERIES * 128  # bytes
-_PAGE_BLOCK: Final = _TILE * 128
-_SLOT: Final = _BLOCKS * _PAGE_BLOCK
-_SLOTS: Final = 4  # keys, values, keys, values
-_SLOTS_AT: Final = _BLOCKS * _QUERY_BLOCK
-_LINE_BYTES: Final = 4 * (HEAD_DIM + 4)
-_END: Final = _SLOTS_AT + max(_SLOTS * _SLOT, _QUERIES * _LINE_BYTES)
-_FULL_AT: Final = _END
-_EMPTY_AT: Final = _FULL_AT + 8 * _SLOTS
-_SHARED_BYTES: Final = _EMPTY_AT + 8 * _SLOTS + 1024
-_WARPS: Final = 8
-_UNSEEN: Final = float("-inf")
-
-_TURNED: Final = turned_descriptor(_PAGE_BLOCK)
-_NUM_SUMS: Final = HEAD_DIM // 2
-
-_multiply_keys = warpgroup.multiply_block(_TILE)
-_finish_keys = warpgroup.finish_products(_TILE)
-_multiply_values = multiply_turned(HEAD_DIM, _TILE // 16)
+_multiply_values = multiply_turned(HEAD_DIM, TILE // 16)
 
 
 @device_function
@@ -68,7 +69,7 @@ def fetch_rows(
     source = (
         plane + (uint64(row) + uint64(first)) * uint64(2 * HEAD_DIM) + uint64(lane) * uint64(16)
     )
-    target = uint32(slot) + (uint32(lane) >> uint32(3)) * uint32(_PAGE_BLOCK)
+    target = uint32(slot) + (uint32(lane) >> uint32(3)) * uint32(PAGE_BLOCK)
     target += first << uint32(7)
     piece = (uint32(lane) & uint32(7)) << uint32(4)
     for r in range(8):
@@ -79,32 +80,6 @@ def fetch_rows(
             size,
         )
     warpgroup.arrive_when_copied(full)
-
-
-@device_function
-def page_row(block_row: Any, tile: Any, num_kv_heads: Any, kv_head: Any) -> Any:
-    """Plane row of the first position of a page."""
-    page = ptx.load_i32(block_row + uint64(tile) * uint64(4))
-    return (uint64(page) * uint64(num_kv_heads) + kv_head) * uint64(_TILE)
-
-
-@device_function
-def fetch_queries(
-    shared: Any, queries: Any, first: Any, num_columns: Any, head: Any, num_heads: Any
-) -> None:
-    """Start the copies of a block's queries; those behind the last column are zeros."""
-    thread = uint32(cuda.threadIdx.x)
-    piece = thread & uint32(31)
-    block = shared + (piece >> uint32(3)) * uint32(_QUERY_BLOCK)
-    for i in range(_QUERIES * 32 // _THREADS):
-        place = uint32(i * (_THREADS // 32)) + (thread >> uint32(5))
-        column = int32(first) + int32(place)
-        size = uint32(column < int32(num_columns)) << uint32(4)
-        column = min(column, int32(num_columns) - int32(1))
-        at = uint64(column) * uint64(num_heads) + uint64(head)
-        target = block + (place << uint32(7))
-        target += ((piece & uint32(7)) ^ (place & uint32(7))) << uint32(4)
-        ptx.copy_async_16(target, queries + at * uint64(2 * HEAD_DIM) + uint64(piece << 4), size)
 
 
 @cache
@@ -134,38 +109,38 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         thread = int32(cuda.threadIdx.x)
         lane, warp = thread & int32(31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> int32(5), 0))
         is_first = uint32(thread == 0)
-        for slot in range(_SLOTS):
+        for slot in range(SLOTS):
             at = shared + uint32(_FULL_AT + 8 * slot)
-            warpgroup.init_barrier_if(is_first, at, uint32(_THREADS))
+            warpgroup.init_barrier_if(is_first, at, uint32(THREADS))
             at = shared + uint32(_EMPTY_AT + 8 * slot)
-            warpgroup.init_barrier_if(is_first, at, uint32(_WARPS))
+            warpgroup.init_barrier_if(is_first, at, uint32(WARPS))
         warpgroup.publish_barriers()
         ptx.release_successor()
         ptx.wait_for_predecessor()
-        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(_QUERIES)
+        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(QUERIES)
         head = int32(cuda.blockIdx.y)
         sharing = ptx.divide_u32(uint32(num_heads), uint32(num_kv_heads))
         kv_head = uint64(ptx.divide_u32(uint32(head), sharing))
         table_row = ptx.load_i32(table_rows)
         block_row = block_table + uint64(table_row) * uint64(table_width * 4)
         start = ptx.load_i32(positions)
-        length = start + min(first + int32(_QUERIES), int32(num_columns))
-        tiles = (length + int32(_TILE - 1)) >> int32(6)
+        length = start + min(first + int32(QUERIES), int32(num_columns))
+        tiles = (length + int32(TILE - 1)) >> int32(6)
         fetch_queries(shared, queries, first, num_columns, head, num_heads)
         ptx.close_copies()
         ptx.wait_copies_0()
         ptx.fence_shared_async()
         cuda.syncthreads()
-        slots, full_at = shared + uint32(_SLOTS_AT), shared + uint32(_FULL_AT)
+        slots, full_at = shared + uint32(SLOTS_AT), shared + uint32(_FULL_AT)
         empty_at = shared + uint32(_EMPTY_AT)
         row = page_row(block_row, 0, num_kv_heads, kv_head)
         fetch_rows(slots, full_at, keys, row, length, warp, lane)
-        fetch_rows(slots + uint32(_SLOT), full_at + uint32(8), values, row, length, warp, lane)
+        fetch_rows(slots + uint32(SLOT), full_at + uint32(8), values, row, length, warp, lane)
         if tiles > 1:
             row = page_row(block_row, 1, num_kv_heads, kv_head)
             fetch_rows(
-                slots + uint32(2 * _SLOT), full_at + uint32(16), keys, row,
-                length - int32(_TILE), warp, lane,
+                slots + uint32(2 * SLOT), full_at + uint32(16), keys, row,
+                length - int32(TILE), warp, lane,
             )  # fmt: skip
 
         own_first = first + warp * int32(16)
@@ -173,10 +148,10 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         group_last = start + first + (warp >> int32(2)) * int32(64) + int32(63)
         s = cuda.local.array(32, float32)
         words = cuda.local.array(16, uint32)
-        o = cuda.local.array(_NUM_SUMS, float32)
-        for i in range(_NUM_SUMS):
+        o = cuda.local.array(NUM_SUMS, float32)
+        for i in range(NUM_SUMS):
             o[i] = float32(0.0)
-        most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
+        most0, most1 = float32(UNSEEN), float32(UNSEEN)
         total0, total1 = float32(0.0), float32(0.0)
         own_rows = shared + uint32(warp >> int32(2)) * uint32(64 * 128)
         left = uint64(warpgroup.DESCRIPTOR) + uint64(own_rows >> uint32(4))
@@ -185,36 +160,31 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
             slot = (uint32(tile) & uint32(1)) << uint32(1)
             parity = (uint32(tile) >> uint32(1)) & uint32(1)
             full, empty = full_at + slot * uint32(8), empty_at + slot * uint32(8)
-            page = (slots + slot * uint32(_SLOT)) >> uint32(4)
-            behind = length - int32(tile) * int32(_TILE)
-            is_seen = int32(tile) * int32(_TILE) <= group_last
+            page = (slots + slot * uint32(SLOT)) >> uint32(4)
+            behind = length - int32(tile) * int32(TILE)
+            is_seen = int32(tile) * int32(TILE) <= group_last
             warpgroup.wait_phase(full, parity)
             ptx.fence_shared_async()
             if is_seen:
                 for i in range(32):
                     s[i] = float32(0.0)
                 right = uint64(warpgroup.DESCRIPTOR) + uint64(page)
-                for block in range(_BLOCKS):
-                    _multiply_keys(
+                for block in range(BLOCKS):
+                    multiply_keys(
                         s,
-                        left + uint64(block * (_QUERY_BLOCK // 16)),
-                        right + uint64(block * (_PAGE_BLOCK // 16)),
+                        left + uint64(block * (QUERY_BLOCK // 16)),
+                        right + uint64(block * (PAGE_BLOCK // 16)),
                     )
-                _finish_keys(s)
+                finish_keys(s)
             warpgroup.arrive_if(is_first, empty)
             if is_seen:
-                scale_and_hide(s, factor, int32(tile) * int32(_TILE), position, lane)
+                scale_and_hide(s, factor, int32(tile) * int32(TILE), position, lane)
                 most0, correction0, sum0 = softmax_row(s, 0, most0)
                 most1, correction1, sum1 = softmax_row(s, 2, most1)
                 total0 = total0 * correction0 + sum0
                 total1 = total1 * correction1 + sum1
-                for i in range(_NUM_SUMS // 4):
-                    o[4 * i] *= correction0
-                    o[4 * i + 1] *= correction0
-                    o[4 * i + 2] *= correction1
-                    o[4 * i + 3] *= correction1
-                for i in range(16):
-                    words[i] = ptx.bf16x2_of_f32(s[2 * i], s[2 * i + 1])
+                correct(o, correction0, correction1)
+                round_weights(s, words)
             # Values of the next page, where those of the last one have been used.
             other = slot ^ uint32(2)
             if tile + 1 < tiles:
@@ -223,35 +193,35 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
                     warpgroup.wait_phase(empty_at + other * uint32(8) + uint32(8), used)
                 row = page_row(block_row, tile + 1, num_kv_heads, kv_head)
                 fetch_rows(
-                    slots + (other + uint32(1)) * uint32(_SLOT),
+                    slots + (other + uint32(1)) * uint32(SLOT),
                     full_at + other * uint32(8) + uint32(8),
-                    values, row, behind - int32(_TILE), warp, lane,
+                    values, row, behind - int32(TILE), warp, lane,
                 )  # fmt: skip
             warpgroup.wait_phase(full + uint32(8), parity)
             ptx.fence_shared_async()
             if is_seen:
-                page += uint32(_SLOT // 16)
-                _multiply_values(o, words, uint64(_TURNED) + uint64(page))
+                page += uint32(SLOT // 16)
+                _multiply_values(o, words, uint64(TURNED) + uint64(page))
             warpgroup.arrive_if(is_first, empty + uint32(8))
             # Keys of the page after the next, where those of this one have been used.
             if tile + 2 < tiles:
                 warpgroup.wait_phase(empty, parity)
                 row = page_row(block_row, tile + 2, num_kv_heads, kv_head)
                 fetch_rows(
-                    slots + slot * uint32(_SLOT), full, keys, row,
-                    behind - int32(2 * _TILE), warp, lane,
+                    slots + slot * uint32(SLOT), full, keys, row,
+                    behind - int32(2 * TILE), warp, lane,
                 )  # fmt: skip
         inverse0 = ptx.reciprocal(over_quad(total0))
         inverse1 = ptx.reciprocal(over_quad(total1))
         # Nobody reads the pages any more when their place is written.
         cuda.syncthreads()
-        rows = shared + uint32(_SLOTS_AT) + uint32(warp) * uint32(16 * _LINE_BYTES)
-        line = rows + (uint32(lane) >> uint32(2)) * uint32(_LINE_BYTES)
+        rows = shared + uint32(SLOTS_AT) + uint32(warp) * uint32(16 * LINE_BYTES)
+        line = rows + (uint32(lane) >> uint32(2)) * uint32(LINE_BYTES)
         line += (uint32(lane) & uint32(3)) << uint32(3)
-        for i in range(_NUM_SUMS // 4):
+        for i in range(NUM_SUMS // 4):
             at = line + uint32(i * 32)
             ptx.put_shared_f32x2(at, o[4 * i] * inverse0, o[4 * i + 1] * inverse0)
-            at += uint32(8 * _LINE_BYTES)
+            at += uint32(8 * LINE_BYTES)
             ptx.put_shared_f32x2(at, o[4 * i + 2] * inverse1, o[4 * i + 3] * inverse1)
         cuda.syncwarp()
         write(
@@ -263,7 +233,7 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         "attention_prefill_wide",
         wide_prefill,
         (Param.ADDRESS,) * 9 + (Param.I32,) * 5 + (Param.F32,),
-        threads=_THREADS,
+        threads=THREADS,
         max_registers=255,
         dynamic_shared_bytes=_SHARED_BYTES,
         min_blocks=1,

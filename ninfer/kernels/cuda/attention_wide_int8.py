@@ -27,42 +27,47 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.cuda.warpgroup_turned import multiply_turned, turned_descriptor
+from ninfer.cuda.warpgroup_turned import multiply_turned
 from ninfer.kernels.cuda.attention_prefill import (
     make_write,
     over_quad,
     scale_and_hide,
     softmax_row,
 )
-from ninfer.kernels.cuda.attention_wide import HEAD_DIM, fetch_queries, page_row
+from ninfer.kernels.cuda.attention_wide_parts import (
+    BLOCKS,
+    HEAD_DIM,
+    LINE_BYTES,
+    LINES_END,
+    NUM_SUMS,
+    PAGE_BLOCK,
+    QUERIES,
+    QUERY_BLOCK,
+    SLOT,
+    SLOTS,
+    SLOTS_AT,
+    THREADS,
+    TILE,
+    TURNED,
+    UNSEEN,
+    WARPS,
+    correct,
+    fetch_queries,
+    finish_keys,
+    multiply_keys,
+    page_row,
+    round_weights,
+)
 
-_QUERIES: Final = 128  # of a block
-_TILE: Final = 64  # positions of a page
-_THREADS: Final = 256  # two warpgroups
-_WARPS: Final = 8
-
-_GROUPS: Final = HEAD_DIM // 64  # of 64 components: blocks of the products, and steps of the cache
-_QUERY_BLOCK: Final = _QUERIES * 128  # bytes
-_PAGE_BLOCK: Final = _TILE * 128
-_SLOT: Final = _GROUPS * _PAGE_BLOCK
-_SLOTS: Final = 4  # keys, values, keys, values
-_CODES: Final = _TILE * HEAD_DIM  # bytes of the codes of a page
-_GROUP_CODES: Final = _CODES // _GROUPS
-_SLOTS_AT: Final = _GROUPS * _QUERY_BLOCK
-_KEY_CODES_AT: Final = _SLOTS_AT + _SLOTS * _SLOT
+_CODES: Final = TILE * HEAD_DIM  # bytes of the codes of a page
+_GROUP_CODES: Final = _CODES // BLOCKS
+_KEY_CODES_AT: Final = SLOTS_AT + SLOTS * SLOT
 _VALUE_CODES_AT: Final = _KEY_CODES_AT + _CODES
-_LINE_BYTES: Final = 4 * (HEAD_DIM + 4)
-_FULL_AT: Final = max(_VALUE_CODES_AT + _CODES, _SLOTS_AT + _QUERIES * _LINE_BYTES)
-_EMPTY_AT: Final = _FULL_AT + 8 * _SLOTS
-_SHARED_BYTES: Final = _EMPTY_AT + 8 * _SLOTS + 1024
-_UNSEEN: Final = float("-inf")
+_FULL_AT: Final = max(_VALUE_CODES_AT + _CODES, LINES_END)
+_EMPTY_AT: Final = _FULL_AT + 8 * SLOTS
+_SHARED_BYTES: Final = _EMPTY_AT + 8 * SLOTS + 1024
 
-_TURNED: Final = turned_descriptor(_PAGE_BLOCK)
-_NUM_SUMS: Final = HEAD_DIM // 2
-
-_multiply_keys = warpgroup.multiply_block(_TILE)
-_finish_keys = warpgroup.finish_products(_TILE)
-_start_values = multiply_turned(HEAD_DIM, _TILE // 16, is_awaited=False)
+_start_values = multiply_turned(HEAD_DIM, TILE // 16, is_awaited=False)
 _finish_values = warpgroup.finish_products(HEAD_DIM)
 
 
@@ -79,12 +84,12 @@ def fetch_codes(codes: Any, plane: Any, scales: Any, row: Any, count: Any) -> An
     source = plane + at * uint64(HEAD_DIM) + uint64((thread & uint32(3)) << uint32(4))
     is_there = uint32(int32(own_row) < int32(count))
     target = uint32(codes) + (thread << uint32(4))
-    for g in range(_GROUPS):
+    for g in range(BLOCKS):
         ptx.copy_async_16(
             target + uint32(g * _GROUP_CODES), source + uint64(g * 64), is_there << uint32(4)
         )
     ptx.close_copies()
-    steps = scales + at * uint64(2 * _GROUPS)
+    steps = scales + at * uint64(2 * BLOCKS)
     return ptx.load_u32_if(steps, is_there), ptx.load_u32_if(steps + uint64(4), is_there)
 
 
@@ -124,7 +129,7 @@ def widen(codes: Any, target: Any, scale: Any) -> None:
 @device_function
 def widen_group(codes: Any, slot: Any, g: Any, scale: Any) -> None:
     """Turn a thread's part of a group; ``codes`` and ``slot`` are its own first bytes."""
-    widen(codes + uint32(g * _GROUP_CODES), slot + uint32(g * _PAGE_BLOCK), scale)
+    widen(codes + uint32(g * _GROUP_CODES), slot + uint32(g * PAGE_BLOCK), scale)
 
 
 @device_function
@@ -173,22 +178,22 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         thread = int32(cuda.threadIdx.x)
         lane, warp = thread & int32(31), int32(cuda.shfl_sync(0xFFFFFFFF, thread >> int32(5), 0))
         is_first = uint32(thread == 0)
-        for slot in range(2 * _SLOTS):
+        for slot in range(2 * SLOTS):
             at = shared + uint32(_FULL_AT + 8 * slot)
-            warpgroup.init_barrier_if(is_first, at, uint32(_WARPS))
+            warpgroup.init_barrier_if(is_first, at, uint32(WARPS))
         warpgroup.publish_barriers()
         ptx.release_successor()
         ptx.wait_for_predecessor()
-        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(_QUERIES)
+        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(QUERIES)
         head = int32(cuda.blockIdx.y)
         sharing = ptx.divide_u32(uint32(num_heads), uint32(num_kv_heads))
         kv_head = uint64(ptx.divide_u32(uint32(head), sharing))
         table_row = ptx.load_i32(table_rows)
         block_row = block_table + uint64(table_row) * uint64(table_width * 4)
         start = ptx.load_i32(positions)
-        length = start + min(first + int32(_QUERIES), int32(num_columns))
-        tiles = (length + int32(_TILE - 1)) >> int32(6)
-        slots, full_at = shared + uint32(_SLOTS_AT), shared + uint32(_FULL_AT)
+        length = start + min(first + int32(QUERIES), int32(num_columns))
+        tiles = (length + int32(TILE - 1)) >> int32(6)
+        slots, full_at = shared + uint32(SLOTS_AT), shared + uint32(_FULL_AT)
         empty_at = shared + uint32(_EMPTY_AT)
         key_codes, value_codes = shared + uint32(_KEY_CODES_AT), shared + uint32(_VALUE_CODES_AT)
         # A thread's own bytes: sixteen codes of each group; two pieces of row thread / 4.
@@ -203,7 +208,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         ptx.close_copies()
         ptx.wait_copies_0()
         widen_page(key_codes + own_codes, slots + own_place, key_steps0, key_steps1)
-        at = slots + uint32(_SLOT) + own_place
+        at = slots + uint32(SLOT) + own_place
         widen_page(value_codes + own_codes, at, value_steps0, value_steps1)
         ptx.fence_shared_async()
         cuda.syncthreads()
@@ -212,7 +217,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         warpgroup.arrive_if(is_first, full_at + uint32(8))
         # Pages behind the last one are zeros: who brings and turns them need not ask.
         row = page_row(block_row, min(int32(1), tiles - int32(1)), num_kv_heads, kv_head)
-        behind = length - int32(_TILE)
+        behind = length - int32(TILE)
         key_steps0, key_steps1 = fetch_codes(key_codes, keys, key_scales, row, behind)
         value_steps0, value_steps1 = fetch_codes(value_codes, values, value_scales, row, behind)
 
@@ -223,10 +228,10 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         own_tiles = min(tiles, (group_last >> int32(6)) + int32(1))
         s = cuda.local.array(32, float32)
         words = cuda.local.array(16, uint32)
-        o = cuda.local.array(_NUM_SUMS, float32)
-        for i in range(_NUM_SUMS):
+        o = cuda.local.array(NUM_SUMS, float32)
+        for i in range(NUM_SUMS):
             o[i] = float32(0.0)
-        most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
+        most0, most1 = float32(UNSEEN), float32(UNSEEN)
         total0, total1 = float32(0.0), float32(0.0)
         own_rows = shared + uint32(warp >> int32(2)) * uint32(64 * 128)
         left = uint64(warpgroup.DESCRIPTOR) + uint64(own_rows >> uint32(4))
@@ -238,8 +243,8 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
             free = (((uint32(tile) + uint32(1)) >> uint32(1)) & uint32(1)) ^ uint32(1)
             full, empty = full_at + slot * uint32(8), empty_at + slot * uint32(8)
             other_full, other_empty = full_at + other * uint32(8), empty_at + other * uint32(8)
-            page = (slots + slot * uint32(_SLOT)) >> uint32(4)
-            place = slots + other * uint32(_SLOT) + own_place
+            page = (slots + slot * uint32(SLOT)) >> uint32(4)
+            place = slots + other * uint32(SLOT) + own_place
             codes = key_codes + own_codes
             warpgroup.wait_phase(full, parity)
             warpgroup.wait_phase(other_empty, free)
@@ -247,42 +252,37 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
             for i in range(32):
                 s[i] = float32(0.0)
             right = uint64(warpgroup.DESCRIPTOR) + uint64(page)
-            _multiply_keys(s, left, right)
+            multiply_keys(s, left, right)
             widen_group(codes, place, 0, ptx.f32_of_f16(key_steps0))
-            _multiply_keys(s, left + uint64(_QUERY_BLOCK // 16), right + uint64(_PAGE_BLOCK // 16))
+            multiply_keys(s, left + uint64(QUERY_BLOCK // 16), right + uint64(PAGE_BLOCK // 16))
             widen_group(codes, place, 1, ptx.f32_of_upper_f16(key_steps0))
-            _multiply_keys(
-                s, left + uint64(2 * _QUERY_BLOCK // 16), right + uint64(2 * _PAGE_BLOCK // 16)
+            multiply_keys(
+                s, left + uint64(2 * QUERY_BLOCK // 16), right + uint64(2 * PAGE_BLOCK // 16)
             )
             widen_group(codes, place, 2, ptx.f32_of_f16(key_steps1))
-            _multiply_keys(
-                s, left + uint64(3 * _QUERY_BLOCK // 16), right + uint64(3 * _PAGE_BLOCK // 16)
+            multiply_keys(
+                s, left + uint64(3 * QUERY_BLOCK // 16), right + uint64(3 * PAGE_BLOCK // 16)
             )
             widen_group(codes, place, 3, ptx.f32_of_upper_f16(key_steps1))
             publish(is_first, other_full)
             next_tile = min(int32(tile) + int32(2), tiles - int32(1))
             row = page_row(block_row, next_tile, num_kv_heads, kv_head)
-            behind = length - (int32(tile) + int32(2)) * int32(_TILE)
+            behind = length - (int32(tile) + int32(2)) * int32(TILE)
             key_steps0, key_steps1 = fetch_codes(key_codes, keys, key_scales, row, behind)
-            _finish_keys(s)
+            finish_keys(s)
             warpgroup.arrive_if(is_first, empty)
-            scale_and_hide(s, factor, int32(tile) * int32(_TILE), position, lane)
+            scale_and_hide(s, factor, int32(tile) * int32(TILE), position, lane)
             most0, correction0, sum0 = softmax_row(s, 0, most0)
             most1, correction1, sum1 = softmax_row(s, 2, most1)
             total0 = total0 * correction0 + sum0
             total1 = total1 * correction1 + sum1
-            for i in range(_NUM_SUMS // 4):
-                o[4 * i] *= correction0
-                o[4 * i + 1] *= correction0
-                o[4 * i + 2] *= correction1
-                o[4 * i + 3] *= correction1
-            for i in range(16):
-                words[i] = ptx.bf16x2_of_f32(s[2 * i], s[2 * i + 1])
+            correct(o, correction0, correction1)
+            round_weights(s, words)
             warpgroup.wait_phase(full + uint32(8), parity)
             warpgroup.wait_phase(other_empty + uint32(8), free)
             ptx.wait_copies_1()
-            _start_values(o, words, uint64(_TURNED) + uint64(page + uint32(_SLOT // 16)))
-            widen_page(value_codes + own_codes, place + uint32(_SLOT), value_steps0, value_steps1)
+            _start_values(o, words, uint64(TURNED) + uint64(page + uint32(SLOT // 16)))
+            widen_page(value_codes + own_codes, place + uint32(SLOT), value_steps0, value_steps1)
             publish(is_first, other_full + uint32(8))
             value_steps0, value_steps1 = fetch_codes(value_codes, values, value_scales, row, behind)
             _finish_values(o)
@@ -292,13 +292,13 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         # Nobody reads or fills the slots any more when their place is written.
         ptx.wait_copies_0()
         cuda.syncthreads()
-        rows = shared + uint32(_SLOTS_AT) + uint32(warp) * uint32(16 * _LINE_BYTES)
-        line = rows + (uint32(lane) >> uint32(2)) * uint32(_LINE_BYTES)
+        rows = shared + uint32(SLOTS_AT) + uint32(warp) * uint32(16 * LINE_BYTES)
+        line = rows + (uint32(lane) >> uint32(2)) * uint32(LINE_BYTES)
         line += (uint32(lane) & uint32(3)) << uint32(3)
-        for i in range(_NUM_SUMS // 4):
+        for i in range(NUM_SUMS // 4):
             at = line + uint32(i * 32)
             ptx.put_shared_f32x2(at, o[4 * i] * inverse0, o[4 * i + 1] * inverse0)
-            at += uint32(8 * _LINE_BYTES)
+            at += uint32(8 * LINE_BYTES)
             ptx.put_shared_f32x2(at, o[4 * i + 2] * inverse1, o[4 * i + 3] * inverse1)
         cuda.syncwarp()
         write(
@@ -310,7 +310,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         "attention_prefill_wide_int8",
         wide_prefill,
         (Param.ADDRESS,) * 11 + (Param.I32,) * 5 + (Param.F32,),
-        threads=_THREADS,
+        threads=THREADS,
         max_registers=255,
         dynamic_shared_bytes=_SHARED_BYTES,
         min_blocks=1,
