@@ -8,6 +8,7 @@ again, or at the prompt, it leaves.
 import argparse
 import json
 import readline  # noqa: F401 - importing it gives input() history and line editing
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,10 @@ from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, add_sampling_options
 from ninfer.cli.request_input import prompt_options, read_json, request_options
 from ninfer.cli.text_input import checked_text, reason_of, text_argument
-from ninfer.errors import ContextLengthExceeded, NinferError, RequestError
+from ninfer.errors import ContextLengthExceeded, RequestError
 from ninfer.generation import GenerationResult
 from ninfer.runtime import Engine
+from ninfer.termination import ending_signal
 
 RESTART = "/reset starts a new conversation, /save FILE keeps this one"
 HELP = "/help  /reset  /save FILE  /load FILE  /think on|off  /quit"
@@ -134,11 +136,12 @@ def _answer(
                 write_event(event, console, shows_thinking=not options.no_show_thinking)
                 if isinstance(event, GenerationResult):
                     result = event
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if ending_signal(error) is not signal.SIGINT:
+                raise
             handle.cancel()
+        if result is None:  # Outside: a failure from here on is not the interrupt's.
             result = handle.result()
-    if result is None:
-        raise NinferError("the request ended without a result")
     sys.stdout.write("\n")
     sys.stdout.flush()
     console.note(statistics(result))

@@ -6,33 +6,25 @@ imported ends the process like one that arrives later.
 
 import io
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from ninfer.cli.collection import collection_paused
-from ninfer.cli.termination import Terminated
-
-AGAIN_S = 0.02
-"""Seconds until the finaliser that a signal fell into has returned."""
-INTERRUPTED = 130
-TERMINATED = 143
+from ninfer.termination import EndingSignals, ending_signal, exit_code_of_signal
 
 
 def entry() -> NoReturn:
     """Console script: run the command line, then leave with the exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.unraisablehook = _raise_again
-    _open_missing_streams()
     try:
-        code = _run()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except Terminated:
-        code = TERMINATED
+        with EndingSignals():
+            _open_missing_streams()
+            code = _run()
+    except BaseException as error:
+        number = ending_signal(error)
+        if number is None:
+            raise
+        code = exit_code_of_signal(number)
     try:
         sys.stdout.flush()
     except (BrokenPipeError, ValueError):
@@ -66,23 +58,3 @@ def _open_missing_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-
-
-def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again that arrived inside a finaliser, where Python drops what is raised."""
-    match unraisable.exc_value:
-        case KeyboardInterrupt():
-            number = signal.SIGINT
-        case Terminated():
-            number = signal.SIGTERM
-            signal.signal(number, _terminate)
-        case _:
-            sys.__unraisablehook__(unraisable)
-            return
-    arguments = (threading.main_thread().ident, number)
-    threading.Timer(AGAIN_S, signal.pthread_kill, arguments).start()
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the closing off
-    raise Terminated

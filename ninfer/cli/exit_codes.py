@@ -12,6 +12,7 @@ from ninfer.errors import (
     OutOfDeviceMemory,
     RequestError,
 )
+from ninfer.termination import ending_signal, exit_code_of_signal
 
 
 class ExitCode(enum.IntEnum):
@@ -33,6 +34,7 @@ class UsageError(Exception):
 
 
 _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (BrokenPipeError, ExitCode.DONE),  # the reader has seen enough
     (UsageError, ExitCode.USAGE),
     (FileNotFoundError, ExitCode.USAGE),
     (IsADirectoryError, ExitCode.USAGE),
@@ -46,7 +48,6 @@ _BY_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RequestError, ExitCode.REFUSED),
     (NinferError, ExitCode.FAILED),
     (OSError, ExitCode.FAILED),
-    (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 
 
@@ -54,7 +55,13 @@ _BAD_NAMES = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:
-    """Return the exit code of an expected error, None for one that nobody foresaw."""
+    """Return the exit code of an expected error, None for one that nobody foresaw.
+
+    What a signal's exception was replaced by on its way out counts as the signal.
+    """
+    number = ending_signal(error)
+    if number is not None:
+        return ExitCode(exit_code_of_signal(number))
     if isinstance(error, OSError) and error.errno in _BAD_NAMES:
         return ExitCode.USAGE
     for kind, code in _BY_CLASS:

@@ -21,7 +21,6 @@ from ninfer.cli.collection import collection_paused
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.options import add_console_options, apply_environment
-from ninfer.cli.termination import Terminated
 from ninfer.errors import NinferError
 from ninfer.version import __version__
 
@@ -137,8 +136,6 @@ def main(arguments: Sequence[str]) -> ExitCode:
     run: Callable[[argparse.Namespace, Console], ExitCode] = options.run
     try:
         return run(options, console)
-    except BrokenPipeError:
-        return ExitCode.DONE
     except BaseException as error:  # noqa: BLE001 - process boundary: all becomes an exit code
         return _report(error, options, console)
     finally:
@@ -155,12 +152,10 @@ def _named_commands(parser: argparse.ArgumentParser, asked: str) -> list[argpars
 
 def _report(error: BaseException, options: argparse.Namespace, console: Console) -> ExitCode:
     """Say what ended the command. An error nobody foresaw keeps its traceback."""
-    if isinstance(error, Terminated):
-        return ExitCode.TERMINATED
     code = exit_code_of(error)
-    if code is None or options.debug:
+    if code is None or (options.debug and code is not ExitCode.DONE):
         traceback.print_exception(error, file=sys.stderr)
-    if code is ExitCode.INTERRUPTED:
+    if code in (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return code
     known = f"error: {_message(error)}"
     console.note(known if code is not None else "error: unexpected; please report it")

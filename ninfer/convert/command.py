@@ -20,6 +20,7 @@ from ninfer.convert.verify import verify
 from ninfer.errors import CheckpointError, ConfigurationError
 from ninfer.models.package import GROUPWISE_INT, WEIGHTS_IDS
 from ninfer.models.registry import model_ids
+from ninfer.termination import ending_signal
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -73,15 +74,16 @@ def run(namespace: argparse.Namespace) -> int:
 
     Returns:
         0 done, 1 input or output failed, 2 wrong usage, 3 the checkpoint cannot be converted.
+
+    Raises:
+        BaseException: whatever a signal was turned into.
     """
     try:
         return _run(namespace)
-    except ConfigurationError as error:
-        return _end(USAGE, error)
-    except (CheckpointError, ArtifactError) as error:
-        return _end(INVALID, error)
-    except OSError as error:
-        return _end(FAILED, error)
+    except (ConfigurationError, CheckpointError, ArtifactError, OSError) as error:
+        if ending_signal(error) is not None:
+            raise  # It only replaced the signal's exception; the door knows that code.
+        return _end(_code_of(error), error)
 
 
 def _run(namespace: argparse.Namespace) -> int:
@@ -121,6 +123,16 @@ def _summary(report: ConversionReport) -> str:
         f" {report.num_resources} resources, {report.file_bytes} bytes in {report.elapsed_s:.1f} s"
         f" ({rate:.1f} MB/s)"
     )
+
+
+def _code_of(error: Exception) -> int:
+    match error:
+        case ConfigurationError():
+            return USAGE
+        case CheckpointError() | ArtifactError():
+            return INVALID
+        case _:
+            return FAILED
 
 
 def _end(code: int, error: Exception) -> int:

@@ -22,6 +22,7 @@ from ninfer.convert.output_check import check_output, check_sources_kept
 from ninfer.convert.plan import ConversionPlan, ConvertOptions, make_plan
 from ninfer.convert.progress import ConversionProgress, SilentProgress
 from ninfer.convert.report import ConversionReport, describe, placed_report, report_path
+from ninfer.termination import uninterrupted
 
 # Finished or running blocks beyond the workers' own; enough to keep them busy while one is written.
 _SPARE_BLOCKS: Final = 2
@@ -112,7 +113,12 @@ def _write(
             str(options.output),
         )
     model_id, objects = plan.package.model_id, plan.descriptors
-    with ArtifactWriter(options.output, model_id, plan.weights_id, objects) as writer:
+    with contextlib.ExitStack() as stack:
+        writer = uninterrupted(
+            lambda: stack.enter_context(
+                ArtifactWriter(options.output, model_id, plan.weights_id, objects)
+            )
+        )
         progress.start(sum(found.nbytes for found in objects))
         for name, content in plan.resources.contents.items():
             writer.write(name, 0, content)
@@ -123,6 +129,10 @@ def _write(
                     writer.write(block.name, offset, part)
                 progress.advance(block.nbytes)
         report = describe(options, plan, writer.file_bytes, time.monotonic() - started_s)
-        with placed_report(report, report_path(options.output)):
-            writer.commit()
+        uninterrupted(lambda: _place(writer, report, options))
         return report
+
+
+def _place(writer: ArtifactWriter, report: ConversionReport, options: ConvertOptions) -> None:
+    with placed_report(report, report_path(options.output)):
+        writer.commit()

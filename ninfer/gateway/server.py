@@ -8,6 +8,7 @@ second one cancels at once. Source: the serving contract, section 1.2.
 
 import enum
 import logging
+import queue
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server_state import ServerMove, ServerState
 from ninfer.generation import number_text
 from ninfer.runtime import Engine, EngineState, Progress
+from ninfer.termination import SignalRaiser
 
 POLL_S: Final = 0.1
 """Longest time until the main thread notices a signal or a failed engine."""
@@ -94,7 +96,7 @@ def serve(plan: ServePlan) -> ServeEnd:
             gateway.life.move(ServerMove.DRAIN)
             plan.announce("stopped while loading")
             return ServeEnd.DRAINED
-        stop.is_loading = False
+        stop.end_loading()
         gateway.life.note_loaded(engine)
         if log is not None:
             log.note_server_start(plan.arguments, engine)
@@ -112,19 +114,38 @@ class StoppedWhileLoading(BaseException):
 
 
 class _StopRequests:
-    """Signals so far; written by the handler, read by the main thread."""
+    """Signals so far; written by the handler, read by the main thread.
+
+    The handler runs in the middle of whatever the main thread does, so it takes no lock of Python.
+    """
 
     def __init__(self) -> None:
-        self.arrived = threading.Event()
         self.count = 0
-        self.is_loading = True
+        self._arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._loading: SignalRaiser | None = SignalRaiser(
+            dict.fromkeys(_SIGNALS, StoppedWhileLoading)
+        )
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Signal handler."""
         self.count += 1
-        self.arrived.set()
-        if self.is_loading:
-            raise StoppedWhileLoading
+        self._arrived.put(None)
+        if self._loading is not None:
+            self._loading.receive(number, frame)
+
+    def end_loading(self) -> None:
+        """From now on signals are only noted."""
+        raiser, self._loading = self._loading, None
+        if raiser is not None:
+            raiser.forget()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a signal that was not waited for yet; say whether there was one in time."""
+        try:
+            self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        return True
 
 
 @contextmanager
@@ -151,7 +172,7 @@ def _wait_and_drain(
 ) -> ServeEnd:
     settings = plan.settings
     next_stats = time.monotonic() + settings.stats_interval_s
-    while not stop.arrived.wait(POLL_S):
+    while not stop.wait(POLL_S):
         if gateway.life.state is ServerState.FAILED and settings.exits_on_failure:
             return ServeEnd.FAILED
         if log is not None and time.monotonic() >= next_stats:

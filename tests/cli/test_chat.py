@@ -2,6 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from ninfer.cli import chat
+from ninfer.cli.console import Console
+from ninfer.errors import EngineFailed
+from ninfer.generation import GenerationEvent, GenerationResult
+from ninfer.runtime import GenerationHandle
 from tests.cli.command_line import Outcome, run
 from tests.support.tiny_model import artifact_path
 
@@ -54,6 +59,44 @@ def test_answer_that_fills_the_context_is_told_the_way_out(
     outcome = talk(monkeypatch, ["Name three metals."], "--max-context", 30)
 
     assert f"\nthe context of 30 tokens is full; {RESTART}\n" in outcome.err
+
+
+def test_interrupt_that_broke_a_lock_still_only_ends_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torn = iter([True])
+
+    def write(event: GenerationEvent, console: Console, *, shows_thinking: bool) -> None:
+        if next(torn, False):
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise RuntimeError("cannot release un-acquired lock")
+
+    monkeypatch.setattr(chat, "write_event", write)
+
+    outcome = talk(monkeypatch, ["Name three metals."] * 2)
+
+    assert outcome.code == 0
+    assert "[cancelled]" in outcome.err
+    assert "[stop]" in outcome.err
+
+
+def test_engine_that_fails_after_an_interrupt_is_a_failure_and_no_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(event: GenerationEvent, console: Console, *, shows_thinking: bool) -> None:
+        raise KeyboardInterrupt
+
+    def failed(handle: GenerationHandle) -> GenerationResult:
+        raise EngineFailed("the engine failed")
+
+    monkeypatch.setattr(chat, "write_event", interrupted)
+    monkeypatch.setattr(GenerationHandle, "result", failed)
+
+    outcome = talk(monkeypatch, ["Name three metals."])
+
+    assert (outcome.code, "error: the engine failed\n" in outcome.err) == (1, True)
 
 
 def test_other_refusal_comes_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_signal_inside_a_finaliser_is_not_lost(raised: str, code: int) -> None:
 import time
 from ninfer.cli import main as cli
 from ninfer.cli.entry import entry
-from ninfer.cli.termination import Terminated
+from ninfer.termination import Terminated
 
 class Last:
     def __del__(self):

@@ -13,6 +13,7 @@ from ninfer.convert import command
 from ninfer.convert.plan import ConvertOptions
 from ninfer.convert.progress import ConversionProgress
 from ninfer.convert.report import ConversionReport
+from ninfer.termination import ending_signal
 from tests.support.checkpoint_files import copy_checkpoint
 from tests.support.golden import GOLDEN
 from tests.support.tiny_model import artifact_path
@@ -96,13 +97,20 @@ def test_full_disk_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert main([SOURCE, str(tmp_path / "m.ninfer")]) == 1
 
 
-def test_interrupt_ends_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_closing_off_after_a_signal_is_left_to_the_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(options: ConvertOptions, progress: ConversionProgress) -> ConversionReport:
-        raise KeyboardInterrupt
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(command, "convert", interrupted)
 
-    assert main([SOURCE, str(tmp_path / "m.ninfer")]) == 130
+    with pytest.raises(OSError, match="Input/output error") as info:
+        main([SOURCE, str(tmp_path / "m.ninfer")])
+    assert ending_signal(info.value) is signal.SIGINT
 
 
 def test_strict_resources_have_nothing_to_say_about_test_models(tmp_path: Path) -> None:
@@ -125,7 +133,7 @@ def test_progress_goes_nowhere_near_standard_output(tmp_path: Path) -> None:
 
 
 _SLOW_CONVERSION = """
-import signal, sys, time
+import sys, time
 from ninfer.convert import conversion
 from tools.convert import __main__ as door
 
@@ -138,8 +146,7 @@ def slow(block):
     return encode(block)
 
 conversion.encode_block = slow
-signal.signal(signal.SIGTERM, door._terminate)
-sys.exit(door.main(sys.argv[1:]))
+door.entry()
 """
 
 
@@ -157,6 +164,49 @@ def test_terminated_process_leaves_nothing(tmp_path: Path) -> None:
 
     assert process.returncode == 143
     assert list(tmp_path.iterdir()) == []
+
+
+_TERMINATED_IN = """
+import os, signal, sys
+from tools.convert import __main__ as door
+
+name = sys.argv.pop()
+call = getattr(os, name)
+
+def signalled(*arguments, **keywords):
+    result = call(*arguments, **keywords)
+    if any("ninfer" in str(argument) for argument in arguments) or name in ("fsync", "ftruncate"):
+        signal.raise_signal(signal.SIGTERM)
+    return result
+
+setattr(os, name, signalled)
+door.entry()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "left"),
+    [
+        ("open", {143}, []),
+        ("ftruncate", {143}, []),
+        ("fsync", {143, 0}, ["m.conversion.json", "m.ninfer"]),
+        ("replace", {143, 0}, ["m.conversion.json", "m.ninfer"]),
+    ],
+)
+def test_process_that_is_terminated_at_a_critical_step_leaves_all_or_nothing(
+    tmp_path: Path, call: str, code: set[int], left: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TERMINATED_IN, SOURCE, str(tmp_path / "m.ninfer"), call],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode in code
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_artifact_of_the_command_can_be_opened(tmp_path: Path) -> None:

@@ -1,16 +1,12 @@
 """``python -m tools.convert SRC DST``: the converter without the rest of the command line."""
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from ninfer.convert.command import add_arguments, run
-
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
+from ninfer.termination import EndingSignals, ending_signal, exit_code_of_signal
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,17 +30,21 @@ def main(argv: Sequence[str]) -> int:
         namespace = parser.parse_args(argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
+    return run(namespace)
+
+
+def entry() -> NoReturn:
+    """Run the converter, then leave with the exit code."""
     try:
-        return run(namespace)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    # Raising lets the writer remove its unfinished file.
-    raise SystemExit(TERMINATED)
+        with EndingSignals():
+            code = main(sys.argv[1:])
+    except BaseException as error:
+        number = ending_signal(error)
+        if number is None:
+            raise
+        code = exit_code_of_signal(number)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(main(sys.argv[1:]))
+    entry()

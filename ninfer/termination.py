@@ -1,0 +1,179 @@
+"""What the signals that end a process become inside it: exceptions, raised where it is safe.
+
+A handler that raises may hit any bytecode of the main thread. In the middle of one of the standard
+library's locks it would leave the lock held or not held against all expectation, and whoever needs
+it next, a worker that is being closed for example, would wait for ever. So the handler looks where
+it is and tries again a moment later. An exception that replaces the one of the signal on its way
+out still counts as the signal. Imports nothing of the program, so that any moment can raise.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Final, TypeVar
+
+RETRY_S: Final = 0.01
+"""Seconds between two looks at where the main thread is."""
+MAX_DELAYS: Final = 100
+"""Looks after which the exception is raised wherever the main thread is: it may wait for ever."""
+
+_LOCK_MODULES: Final = frozenset(
+    {
+        "concurrent.futures._base",
+        "concurrent.futures.thread",
+        "contextlib",
+        "importlib._bootstrap",
+        "logging",
+        "queue",
+        "threading",
+        "weakref",
+    }
+)
+_Result = TypeVar("_Result")
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+class SignalRaiser:
+    """Raises an exception for each signal it receives, as soon as that breaks nothing.
+
+    A process has at most one that receives; SIGALRM belongs to it.
+
+    Args:
+        raised: the exception of each signal.
+    """
+
+    def __init__(self, raised: Mapping[signal.Signals, type[BaseException]]) -> None:
+        self._raised = raised
+        self._pending: signal.Signals | None = None
+        self._num_delays = 0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: raise the signal's exception, now or a moment later."""
+        if self._pending is None or number == signal.SIGTERM:
+            self._pending = signal.Signals(number)
+        self._num_delays = 0
+        self._raise_or_delay(frame)
+
+    def raise_later(self, number: signal.Signals) -> None:
+        """Raise the signal's exception in a moment, because what was raised got lost."""
+        self._pending = number
+        self._num_delays = 0
+        self._delay()
+
+    def forget(self) -> None:
+        """Raise nothing any more for signals that were received."""
+        self._pending = None
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _retry(self, number: int, frame: FrameType | None) -> None:
+        if self._pending is not None:
+            self._raise_or_delay(frame)
+
+    def _raise_or_delay(self, frame: FrameType | None) -> None:
+        if self._pending is None:
+            return
+        if self._num_delays < MAX_DELAYS and _breaks_something(frame):
+            self._num_delays += 1
+            self._delay()
+            return
+        raised = self._raised[self._pending]
+        self._pending = None
+        raise raised
+
+    def _delay(self) -> None:
+        signal.signal(signal.SIGALRM, self._retry)
+        signal.setitimer(signal.ITIMER_REAL, RETRY_S)
+
+
+class EndingSignals(AbstractContextManager["EndingSignals", None]):
+    """Lets SIGINT and SIGTERM end a whole process in order while the block runs.
+
+    They become `KeyboardInterrupt` and `Terminated`. A second SIGTERM is ignored: it must not break
+    the closing off. After the block the process only has to leave, and a signal ends it at once.
+    """
+
+    def __init__(self) -> None:
+        self._raiser = SignalRaiser({signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated})
+
+    def __enter__(self) -> "EndingSignals":
+        """Take the signals over; an interrupt that the caller ignores stays ignored."""
+        signal.signal(signal.SIGTERM, self._terminate)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._raiser.receive)
+        sys.unraisablehook = self._raise_again
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the signals back to the system."""
+        self._raiser.forget()
+        sys.unraisablehook = sys.__unraisablehook__
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._raiser.receive(number, frame)
+
+    def _raise_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Raise once more what was raised inside a finaliser, where Python drops it."""
+        error = unraisable.exc_value
+        number = None if error is None else ending_signal(error)
+        if number is None:
+            sys.__unraisablehook__(unraisable)
+        else:
+            self._raiser.raise_later(number)
+
+
+def ending_signal(error: BaseException) -> signal.Signals | None:
+    """Return the signal that an exception stands for, be it that it replaced the signal's own."""
+    seen: set[int] = set()
+    present: BaseException | None = error
+    while present is not None and id(present) not in seen:
+        if isinstance(present, Terminated):
+            return signal.SIGTERM
+        if isinstance(present, KeyboardInterrupt):
+            return signal.SIGINT
+        seen.add(id(present))
+        present = present.__context__
+    return None
+
+
+def exit_code_of_signal(number: signal.Signals) -> int:
+    """Return what a process ends with that a signal has ended, as shells count."""
+    return 128 + number
+
+
+def uninterrupted(call: Callable[[], _Result]) -> _Result:
+    """Call something short that a signal's exception must not tear apart."""
+    return call()
+
+
+def _breaks_something(frame: FrameType | None) -> bool:
+    """Tell whether an exception out of this frame would leave a lock or a pair of steps broken."""
+    if frame is None:
+        return False
+    if frame.f_globals.get("__name__") in _LOCK_MODULES and not _is_waiting(frame):
+        return True
+    outer: FrameType | None = frame
+    while outer is not None:
+        if outer.f_code is uninterrupted.__code__:
+            return True
+        outer = outer.f_back
+    return False
+
+
+def _is_waiting(frame: FrameType) -> bool:
+    """Tell whether this is a wait that repairs its lock: the name appears before its ``try``."""
+    return frame.f_code is threading.Condition.wait.__code__ and "gotit" in frame.f_locals
