@@ -20,7 +20,7 @@ from ninfer.engine.engine_worker import EngineWorker
 from ninfer.engine.intake import EngineState as EngineState
 from ninfer.engine.response_channel import GenerationHandle as GenerationHandle
 from ninfer.engine.scoring import CausalScoreCore, TextScore
-from ninfer.errors import ConfigurationError, EngineClosed, RequestError
+from ninfer.errors import ConfigurationError, EngineClosed, RequestError, UnsupportedFeature
 from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
@@ -101,10 +101,12 @@ class Engine:
             ConfigurationError: an option does not fit this model.
             DeviceUnavailable: there is no such device.
             OutOfDeviceMemory: the start-up plan does not fit.
+            UnsupportedFeature: an option asks for what this build does not offer.
         """
         config = config or EngineConfig(shrinks_context=True)
         if config.purpose is not Purpose.GENERATION:
             raise ConfigurationError("an Engine generates; use Scorer to score", field="purpose")
+        _refuse_idle_slots(config)
         with ExitStack() as stack:
             loaded = stack.enter_context(LoadedModel(model, config, chat_template, progress))
             core = EngineCore(
@@ -289,6 +291,7 @@ class Scorer:
         """Load a model for scoring; arguments and errors are those of `Engine`."""
         config = config or EngineConfig(shrinks_context=True)
         config = replace(config, purpose=Purpose.CAUSAL_SCORING)
+        _refuse_idle_slots(config)
         with ExitStack() as stack:
             loaded = stack.enter_context(LoadedModel(model, config, None, progress))
             self._stack = stack.pop_all()
@@ -324,3 +327,12 @@ class Scorer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _refuse_idle_slots(config: EngineConfig) -> None:
+    """Program could keep checkpoints there, but no planner asks it to."""
+    if config.device_state_slots:
+        raise UnsupportedFeature(
+            "this build keeps no checkpoints on the device; slots would only take memory",
+            field="device_state_slots",
+        )

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ninfer.config import EngineConfig, KvDtype
-from ninfer.errors import ConfigurationError, ContextLengthExceeded, EngineClosed, RequestError
+from ninfer.errors import (
+    ConfigurationError,
+    ContextLengthExceeded,
+    EngineClosed,
+    RequestError,
+    UnsupportedFeature,
+)
 from ninfer.frontend.frontend import OutputOptions, PreparedInput
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import (
@@ -52,6 +58,14 @@ def expect_everything_free(engine: Engine) -> None:
 def settle(engine: Engine) -> None:
     """Wait until the worker has seen the last cancellation: a further request passes it."""
     engine.generate(golden_prompt(engine, 0), RequestOptions(sampling=GREEDY, max_new_tokens=1))
+
+
+@pytest.mark.parametrize("build", [Engine, Scorer])
+def test_room_that_nothing_would_use_is_refused(build: type[Engine | Scorer], model: Path) -> None:
+    with pytest.raises(UnsupportedFeature, match="only take memory") as caught:
+        build(model, config=EngineConfig(device_state_slots=1))
+
+    assert caught.value.field == "device_state_slots"
 
 
 @pytest.mark.parametrize("method", ["prepare", "chat"])

@@ -113,7 +113,7 @@ def add_engine_options(
         type=integer,
         default=0,
         metavar="N",
-        help="room for checkpoints on the device; nothing is kept there yet (default: 0)",
+        help="checkpoints kept on the device; not available yet (default: 0)",
     )
     group.add_argument(
         "--host-state-slots",
@@ -342,7 +342,8 @@ def refuse_idle(options: argparse.Namespace, names: Iterable[str], reason: str) 
     from_environment: Mapping[str, object] = getattr(options, "from_environment", {})
     for name in names:
         value = getattr(options, name)
-        if value not in (None, False, []) and value != from_environment.get(name):
+        is_given = value is not None and value is not False and value != []  # 0 is a value
+        if is_given and value != from_environment.get(name):
             raise UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
