@@ -16,7 +16,7 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine
 from ninfer.cli.model_argument import add_model_argument, settle_model
-from ninfer.cli.options import add_engine_options, integer
+from ninfer.cli.options import add_engine_options, integer, refuse_idle
 from ninfer.config import MAX_CONCURRENCY
 from ninfer.model_stack import GROUPWISE_INT, WEIGHTS_IDS
 from ninfer.runtime import Engine, SyntheticModel
@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         choices=sorted(WEIGHTS_IDS),
-        default=GROUPWISE_INT,
+        default=None,
         help=f"storage profile of a synthetic model (default: {GROUPWISE_INT})",
     )
     parser.add_argument(
-        "--seed", type=integer, default=0, metavar="N", help="of synthetic weights (default: 0)"
+        "--seed", type=integer, default=None, metavar="N", help="of synthetic weights (default: 0)"
     )
     parser.add_argument(
         "--context",
@@ -97,7 +97,9 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Measure every cell and print a table or JSON."""
     _check_grid(options)
     if options.synthetic is not None:
-        options.model = SyntheticModel(options.synthetic, options.profile, options.seed)
+        options.model = SyntheticModel(
+            options.synthetic, options.profile or GROUPWISE_INT, options.seed or 0
+        )
     settle_model(options, console)
     machine = measure_machine(options.device, options.matmul_tflops)
     cells: list[Cell] = []
@@ -176,6 +178,10 @@ def _check_grid(options: argparse.Namespace) -> None:
         raise UsageError("--prompt-lens and --context take numbers from 1 on")
     if options.model is not None and options.synthetic is not None:
         raise UsageError("either an artifact or --synthetic ID is measured")
+    if options.synthetic is None:
+        refuse_idle(
+            options, ["seed", "profile"], "goes with --synthetic: an artifact has its weights"
+        )
     if options.context and options.synthetic is None:
         raise UsageError("--context needs --synthetic: an artifact's prompts are processed")
 

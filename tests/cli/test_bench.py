@@ -56,6 +56,25 @@ def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], code: Ex
     assert run(*arguments).code == code
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--seed", "7"), ("--seed", "0"), ("--profile", "bf16")]
+)
+def test_options_of_random_weights_beside_an_artifact_are_refused(option: str, value: str) -> None:
+    ended = run("bench", "file.ninfer", option, value)
+
+    assert ended.code == ExitCode.USAGE
+    assert ended.err == f"error: {option} goes with --synthetic: an artifact has its weights\n"
+
+
+def test_variables_of_random_weights_do_nothing_beside_an_artifact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NINFER_SEED", "7")
+    monkeypatch.setenv("NINFER_PROFILE", "bf16")
+
+    assert "file.ninfer" in run("bench", "file.ninfer").err
+
+
 def test_a_model_that_does_not_fit_names_the_missing_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
