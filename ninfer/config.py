@@ -123,7 +123,14 @@ class EngineConfig:
             if self.draft_tokens != 0:
                 raise _refused("draft_tokens", self.draft_tokens, "0 without a speculative backend")
         else:
-            limit = MAX_DRAFT_TOKENS[self.speculative.value]
+            backend = self.speculative.value
+            limit = MAX_DRAFT_TOKENS[backend]
+            if self.draft_tokens == 0:
+                raise ConfigurationError(
+                    f"speculative is {backend}, which needs draft_tokens, 1..{limit}; and it is "
+                    "not available yet with any model: none gives the same answers",
+                    field="speculative",
+                )
             _in_range("draft_tokens", self.draft_tokens, 1, limit)
         if self.purpose is Purpose.CAUSAL_SCORING and self.max_concurrency != 1:
             raise _refused("max_concurrency", self.max_concurrency, "1 for scoring")
