@@ -6,12 +6,14 @@ Takes every kernel that a registered model declares, and the variants that only 
 folder goes along and is named by ``NINFER_TEST_KERNELS``.
 """
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ninfer.compilation import declared_kernels
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import KernelCache, mark_prebuilt
+from ninfer.cuda.module import TARGETS, KernelCache, mark_prebuilt
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
@@ -40,10 +42,29 @@ def test_variants() -> tuple[Kernel, ...]:
     )
 
 
-def main(arguments: list[str]) -> None:
+def parse(arguments: Sequence[str]) -> tuple[Path, str]:
+    """Folder and target of a command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.prebuilt_kernels",
+        description="Compile what the GPU tests and benchmarks need.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the kernels go")
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        nargs="?",
+        choices=sorted(TARGETS),
+        default="sm_90",
+        help="device generation: %(choices)s (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    return options.folder, options.target
+
+
+def main(arguments: Sequence[str]) -> None:
     """Fill the folder."""
-    folder = Path(arguments[0])
-    target = arguments[1] if len(arguments) > 1 else "sm_90"
+    folder, target = parse(arguments)
     cache = KernelCache(folder)
     kernels = {kernel.name: kernel for kernel in (*declared_kernels(), *test_variants())}
     for number, kernel in enumerate(kernels.values(), 1):
