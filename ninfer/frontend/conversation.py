@@ -262,12 +262,18 @@ def _answered_call(
         )
     if wanted is None and calls:
         return len(calls)
+    if wanted is None:
+        raise RequestError(
+            f"{path} answers a call; no call comes before it",
+            code="invalid_tool_history",
+            field=f"{path}.tool_call_id",
+        )
     for index, call in enumerate(calls):
-        if wanted is not None and call.call_id == wanted and wanted not in answered:
+        if call.call_id == wanted and wanted not in answered:
             answered.add(wanted)
             return index
     raise RequestError(
-        f"{path}.tool_call_id is {str(wanted)[:64]!r}, which no unanswered call before it has",
+        f"{path}.tool_call_id is {wanted[:64]!r}, which no unanswered call before it has",
         code="invalid_tool_history",
         field=f"{path}.tool_call_id",
     )

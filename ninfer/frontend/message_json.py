@@ -74,6 +74,25 @@ def parse_tools(
     return tools
 
 
+def json_kind(value: object) -> str:
+    """Name of a JSON value's type, for messages; Python's own for what is no JSON."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
 def _message(value: object, path: str) -> Message:
     if not isinstance(value, dict):
         _wrong_type(path, value, "an object")
@@ -263,5 +282,5 @@ def _missing(field: str) -> NoReturn:
 
 def _wrong_type(field: str, value: object, wanted: str) -> NoReturn:
     raise RequestError(
-        f"{field} is {type(value).__name__}; it must be {wanted}", code="invalid_type", field=field
+        f"{field} is {json_kind(value)}; it must be {wanted}", code="invalid_type", field=field
     )

@@ -9,6 +9,7 @@ import json
 from typing import Any, NoReturn
 
 from ninfer.errors import RequestError
+from ninfer.frontend.message_json import json_kind as json_kind
 from ninfer.frontend.template_json import MAX_NUMBER_CHARACTERS, JsonNumber
 from ninfer.frontend.tokenizer import check_unicode
 from ninfer.generation import shown
@@ -36,23 +37,6 @@ def read_object(body: bytes) -> dict[str, Any]:
         )
     _check_value(value, "", 1)
     return value
-
-
-def json_kind(value: object) -> str:
-    """Name of a JSON value's type, for messages."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case _:
-            return "an object"
 
 
 def _read_value(body: bytes) -> Any:

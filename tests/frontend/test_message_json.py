@@ -120,6 +120,28 @@ def test_bad_messages_are_refused_with_code_and_path(messages: Any, code: str, f
     assert (caught.value.code, caught.value.field) == (code, field)
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "messages is a string; it must be a list"),
+        ({}, "messages is an object; it must be a list"),
+        ((USER,), "messages is a tuple; it must be a list"),
+        ([None], "messages[0] is null; it must be an object"),
+        ([{"role": True, "content": "x"}], "messages[0].role is a boolean; it must be a string"),
+        ([result(None)], "messages[0] answers a call; no call comes before it"),
+        (
+            [USER, result("a")],
+            "messages[1].tool_call_id is 'a', which no unanswered call before it has",
+        ),
+    ],
+)
+def test_refusal_speaks_of_json_and_not_of_python(messages: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        prepare(messages)
+
+    assert str(caught.value) == message
+
+
 BAD_TOOLS: list[tuple[Any, str, str]] = [
     ({}, "invalid_type", "tools"),
     ([1], "invalid_type", "tools[0]"),
