@@ -120,8 +120,15 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
             raise UsageError("images cannot be read: this build runs text only")
         case "/help", _:
             console.note(HELP)
+        case ((("/quit" | "/reset" | "/save" | "/load" | "/think") as known), _):
+            console.note(f"usage: {_usage(known)}")
         case _:
             console.note(f"unknown command {name}; {HELP}")
+
+
+def _usage(name: str) -> str:
+    """How `HELP` spells a command."""
+    return next(form for form in HELP.split("  ") if form.split()[0] == name)
 
 
 def _answer(

@@ -61,6 +61,24 @@ def test_answer_that_fills_the_context_is_told_the_way_out(
     assert f"\nthe context of 30 tokens is full; {RESTART}\n" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/save", "usage: /save FILE"),
+        ("/load  ", "usage: /load FILE"),
+        ("/think", "usage: /think on|off"),
+        ("/think maybe", "usage: /think on|off"),
+        ("/quit now", "usage: /quit"),
+        ("/reset all", "usage: /reset"),
+        ("/sav x", "unknown command /sav; /help "),
+    ],
+)
+def test_known_command_in_a_wrong_form_is_told_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    assert f"\n{said}" in talk(monkeypatch, [line]).err
+
+
 def test_interrupt_that_broke_a_lock_still_only_ends_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
