@@ -39,6 +39,17 @@ class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
+class HungUp(BaseException):
+    """SIGHUP arrived: the terminal is gone, or the connection to it."""
+
+
+_RAISED: Final[Mapping[signal.Signals, type[BaseException]]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: Terminated,
+    signal.SIGHUP: HungUp,
+}
+
+
 class SignalRaiser:
     """Raises an exception for each signal it receives, as soon as that breaks nothing.
 
@@ -55,7 +66,7 @@ class SignalRaiser:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: raise the signal's exception, now or a moment later."""
-        if self._pending is None or number == signal.SIGTERM:
+        if self._pending in (None, signal.SIGINT):
             self._pending = signal.Signals(number)
         self._num_delays = 0
         self._raise_or_delay(frame)
@@ -92,18 +103,21 @@ class SignalRaiser:
 
 
 class EndingSignals(AbstractContextManager["EndingSignals", None]):
-    """Lets SIGINT and SIGTERM end a whole process in order while the block runs.
+    """Lets SIGINT, SIGTERM and SIGHUP end a whole process in order while the block runs.
 
-    They become `KeyboardInterrupt` and `Terminated`. A second SIGTERM is ignored: it must not break
-    the closing off. After the block the process only has to leave, and a signal ends it at once.
+    They become `KeyboardInterrupt`, `Terminated` and `HungUp`. After one of the latter two both are
+    ignored: a second one must not break the closing off. After the block the process only has to
+    leave, and a signal ends it at once.
     """
 
     def __init__(self) -> None:
-        self._raiser = SignalRaiser({signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated})
+        self._raiser = SignalRaiser(_RAISED)
 
     def __enter__(self) -> "EndingSignals":
-        """Take the signals over; an interrupt that the caller ignores stays ignored."""
-        signal.signal(signal.SIGTERM, self._terminate)
+        """Take the signals over; what ``nohup`` or a shell's background ignores stays ignored."""
+        signal.signal(signal.SIGTERM, self._end)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, self._end)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._raiser.receive)
         sys.unraisablehook = self._raise_again
@@ -118,12 +132,13 @@ class EndingSignals(AbstractContextManager["EndingSignals", None]):
         """Give the signals back to the system."""
         self._raiser.forget()
         sys.unraisablehook = sys.__unraisablehook__
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _RAISED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
 
-    def _terminate(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        for ignored in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
         self._raiser.receive(number, frame)
 
     def _raise_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
@@ -141,10 +156,9 @@ def ending_signal(error: BaseException) -> signal.Signals | None:
     seen: set[int] = set()
     present: BaseException | None = error
     while present is not None and id(present) not in seen:
-        if isinstance(present, Terminated):
-            return signal.SIGTERM
-        if isinstance(present, KeyboardInterrupt):
-            return signal.SIGINT
+        for number, kind in _RAISED.items():
+            if isinstance(present, kind):
+                return number
         seen.add(id(present))
         present = present.__context__
     return None

@@ -14,7 +14,7 @@ import pytest
 from ninfer import termination
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.errors import ConfigurationError
-from ninfer.termination import SignalRaiser, Terminated, ending_signal, uninterrupted
+from ninfer.termination import HungUp, SignalRaiser, Terminated, ending_signal, uninterrupted
 
 ROOT = Path(__file__).resolve().parent.parent
 DOORS = {
@@ -44,6 +44,7 @@ def caught(call: Callable[[], object]) -> BaseException:
     [
         (KeyboardInterrupt, signal.SIGINT, ExitCode.INTERRUPTED),
         (Terminated, signal.SIGTERM, ExitCode.TERMINATED),
+        (HungUp, signal.SIGHUP, ExitCode.HUNG_UP),
     ],
 )
 def test_what_replaces_a_signals_exception_counts_as_the_signal(
@@ -64,6 +65,12 @@ def test_other_exceptions_stand_for_no_signal() -> None:
     assert exit_code_of(ConfigurationError("no", field="x")) is ExitCode.USAGE
 
 
+def _hear_signals() -> None:
+    """Hear what a shell's background or ``nohup`` would ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def leave(door: str, body: str) -> subprocess.CompletedProcess[str]:
     """Run ``run(arguments)`` of a program behind one of the doors."""
     program = f"import os, signal, sys, threading, time\n{body}\n{DOORS[door]}\nentry()\n"
@@ -74,7 +81,7 @@ def leave(door: str, body: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         timeout=60,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_hear_signals,
     )
 
 
@@ -130,7 +137,7 @@ def test_signal_in_the_middle_of_a_lock_ends_the_process_in_order(
 
 
 _REPLACED = """
-from ninfer.termination import Terminated
+from ninfer.termination import HungUp, Terminated
 
 def run(arguments):
     try:
@@ -141,7 +148,9 @@ def run(arguments):
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("Terminated", 143)])
+@pytest.mark.parametrize(
+    ("raised", "code"), [("KeyboardInterrupt", 130), ("Terminated", 143), ("HungUp", 129)]
+)
 def test_both_doors_know_a_replaced_exception(door: str, raised: str, code: int) -> None:
     done = leave(door, _REPLACED.format(raised=raised))
 
@@ -187,15 +196,35 @@ def run(arguments):
     assert (done.returncode, done.stderr) == (143, "")
 
 
-def test_ignored_interrupt_stays_ignored() -> None:
-    body = """
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", ["SIGINT", "SIGHUP"])
+def test_ignored_signal_stays_ignored(number: str) -> None:
+    body = f"""
+signal.signal(signal.{number}, signal.SIG_IGN)
 def run(arguments):
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.{number})
     time.sleep(0.1)
     return 0
 """
     assert leave("ninfer", body).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [("SIGHUP", "SIGTERM", 129), ("SIGTERM", "SIGHUP", 143)]
+)
+def test_second_signal_does_not_break_the_closing_off(first: str, second: str, code: int) -> None:
+    body = f"""
+def run(arguments):
+    try:
+        signal.raise_signal(signal.{first})
+        time.sleep(20)
+    finally:
+        signal.raise_signal(signal.{second})
+        time.sleep(0.1)
+        print("closed")
+"""
+    done = leave("ninfer", body)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "closed\n", "")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ class ExitCode(enum.IntEnum):
     DEVICE = 4  # none found, driver too old, not enough memory
     REFUSED = 5  # the request itself was refused; the message is the HTTP one
     INCOMPLETE = 6  # --require-complete, and the finish reason was "length"
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

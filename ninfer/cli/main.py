@@ -155,7 +155,7 @@ def _report(error: BaseException, options: argparse.Namespace, console: Console)
     code = exit_code_of(error)
     if code is None or (options.debug and code is not ExitCode.DONE):
         traceback.print_exception(error, file=sys.stderr)
-    if code in (ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+    if code in (ExitCode.DONE, ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return code
     known = f"error: {_message(error)}"
     console.note(known if code is not None else "error: unexpected; please report it")

@@ -132,6 +132,12 @@ def test_progress_goes_nowhere_near_standard_output(tmp_path: Path) -> None:
     assert b"\r" not in ended.stderr
 
 
+def _hear_signals() -> None:
+    """Hear what a shell's background or ``nohup`` would ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 _SLOW_CONVERSION = """
 import sys, time
 from ninfer.convert import conversion
@@ -150,19 +156,25 @@ door.entry()
 """
 
 
-def test_terminated_process_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_terminated_process_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     arguments = [SOURCE, str(tmp_path / "m.ninfer"), "--workers", "1"]
     with subprocess.Popen(
         [sys.executable, "-c", _SLOW_CONVERSION, *arguments],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
+        preexec_fn=_hear_signals,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"running\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         process.communicate(timeout=30)
 
-    assert process.returncode == 143
+    assert process.returncode == code
     assert list(tmp_path.iterdir()) == []
 
 

@@ -40,7 +40,7 @@ that would do nothing beside the others is refused. This page is generated from 
 | 4 | device: none found, or not enough memory |
 | 5 | the request itself was refused, or asks for what this build does not offer yet |
 | 6 | `--require-complete`, and the answer hit a limit |
-| 130, 143 | ended by SIGINT, SIGTERM |
+| 129, 130, 143 | ended by SIGHUP, SIGINT, SIGTERM |
 """
 
 ENVIRONMENT_HEAD = """# Environment
