@@ -172,8 +172,11 @@ def _check_grid(options: argparse.Namespace) -> None:
     for name, low in (("gen_len", 1), ("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < low:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {low}")
-    if not all(1 <= count <= MAX_CONCURRENCY for count in options.concurrency):
+    counts = options.concurrency
+    if not counts or not all(1 <= count <= MAX_CONCURRENCY for count in counts):
         raise UsageError(f"--concurrency takes numbers from 1 to {MAX_CONCURRENCY}")
+    if not options.prompt_lens + options.context:
+        raise UsageError("--prompt-lens and --context are empty: there is nothing to measure")
     if not all(length >= 1 for length in options.prompt_lens + options.context):
         raise UsageError("--prompt-lens and --context take numbers from 1 on")
     if options.model is not None and options.synthetic is not None:
@@ -196,4 +199,7 @@ def _check_context(engine: Engine, plans: list[CellPlan]) -> None:
 
 
 def _list(text: str) -> list[int]:
-    return [integer(item) for item in text.split(",") if item]
+    try:
+        return [integer(item) for item in text.split(",") if item]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from error

@@ -18,11 +18,11 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine, statistics, write_event
 from ninfer.cli.model_argument import add_model_argument, settle_model
-from ninfer.cli.options import add_engine_options, add_sampling_options
+from ninfer.cli.options import add_engine_options, add_sampling_options, sampling_params
 from ninfer.cli.request_input import prompt_options, read_json, request_options
 from ninfer.cli.text_input import checked_text, reason_of, text_argument
 from ninfer.errors import ContextLengthExceeded, RequestError
-from ninfer.generation import GenerationResult
+from ninfer.generation import GenerationResult, SamplingParams
 from ninfer.runtime import Engine
 from ninfer.termination import ending_signal
 
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Talk until the input ends or the user leaves."""
+    sampling_params(options, SamplingParams())  # What no model can change is refused at once.
     settle_model(options, console)
     talk = Talk(_opening(options))
     with open_engine(options, console) as engine:

@@ -42,7 +42,10 @@ def integer(text: str) -> int:
 
 def tokens_or_auto(text: str) -> int | None:
     """Parse a token count, or ``auto`` as None."""
-    return None if text == "auto" else integer(text)
+    try:
+        return None if text == "auto" else integer(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from error
 
 
 def add_engine_options(
@@ -293,7 +296,9 @@ def sampling_params(options: argparse.Namespace, preset: SamplingParams) -> Samp
 
     Raises:
         RequestError: a value is out of its range.
+        UsageError: a value would do nothing.
     """
+    refuse_beside_greedy(options)
 
     def chosen(name: str) -> Any:
         value = getattr(options, name)
@@ -345,6 +350,18 @@ def refuse_idle(options: argparse.Namespace, names: Iterable[str], reason: str) 
         is_given = value is not None and value is not False and value != []  # 0 is a value
         if is_given and value != from_environment.get(name):
             raise UsageError(f"--{name.replace('_', '-')} {reason}")
+
+
+def refuse_beside_greedy(options: argparse.Namespace) -> None:
+    """Refuse sampling values that ``--greedy`` would override.
+
+    Raises:
+        UsageError: one of them was given on the command line.
+    """
+    if options.greedy:
+        names = ("temperature", "presence_penalty", "frequency_penalty")
+        differing = [name for name in names if getattr(options, name) != 0]
+        refuse_idle(options, differing, "does nothing beside --greedy or NINFER_GREEDY")
 
 
 def configurable(parser: argparse.ArgumentParser) -> list[argparse.Action]:

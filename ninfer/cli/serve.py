@@ -18,6 +18,7 @@ from ninfer.cli.options import (
     add_sampling_values,
     engine_config,
     integer,
+    refuse_beside_greedy,
     refuse_idle,
 )
 from ninfer.cli.text_input import read_text, reason_of, text_argument
@@ -64,7 +65,8 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
     """Build the gateway's settings from the options, warning of what is unwise.
 
     Raises:
-        UsageError: a key file cannot be read, or everybody could reach a server without a key.
+        UsageError: a key file cannot be read, everybody could reach a server without a key, or an
+            option would do nothing.
         ConfigurationError: a value is out of its range.
     """
     if options.no_auth:
@@ -75,6 +77,7 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
         )
     if not options.media_urls:
         refuse_idle(options, ["media_url_allow"], "goes with --media-urls")
+    refuse_beside_greedy(options)
     keys = _keys(options, console)
     settings = GatewaySettings(
         host=options.host,

@@ -4,6 +4,7 @@ import pytest
 
 from ninfer.cli import chat
 from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode
 from ninfer.errors import EngineFailed
 from ninfer.generation import GenerationEvent, GenerationResult
 from ninfer.runtime import GenerationHandle
@@ -77,6 +78,27 @@ def test_known_command_in_a_wrong_form_is_told_the_right_one(
     monkeypatch: pytest.MonkeyPatch, line: str, said: str
 ) -> None:
     assert f"\n{said}" in talk(monkeypatch, [line]).err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--temperature", 5], ExitCode.REFUSED, "temperature is 5.0; allowed is 0..2"),
+        (
+            ["--temperature", 0.5],
+            ExitCode.USAGE,
+            "--temperature does nothing beside --greedy or NINFER_GREEDY",
+        ),
+    ],
+)
+def test_value_that_no_model_takes_is_refused_before_the_model_loads(
+    options: list[object], code: ExitCode, said: str
+) -> None:
+    greedy = [] if code is ExitCode.REFUSED else ["--greedy"]
+
+    outcome = run("chat", "absent.ninfer", *greedy, *options)
+
+    assert (outcome.code, outcome.err) == (code, f"error: {said}\n")
 
 
 def test_interrupt_that_broke_a_lock_still_only_ends_the_answer(

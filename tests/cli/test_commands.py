@@ -233,6 +233,8 @@ def test_speculation_is_refused_with_what_there_is(
         (("--messages", "f", "--raw"), "--raw goes with --prompt or --prompt-file"),
         (("--prompt-tokens", "f", "--tools", "g"), "--tools does not go with --prompt-tokens"),
         (("--prompt", "a", "--return-token-ids"), "--return-token-ids goes with --output json"),
+        (("--prompt", "a", "--greedy", "--temperature", "1"), "--temperature does nothing beside"),
+        (("--prompt", "a", "--greedy", "--presence-penalty", "1"), "--presence-penalty does no"),
     ],
 )
 def test_option_that_would_do_nothing_is_refused(arguments: tuple[str, ...], words: str) -> None:

@@ -70,6 +70,13 @@ def test_hosts_of_images_that_are_not_fetched_are_refused() -> None:
         settings("--media-url-allow", "example.org")
 
 
+def test_sampling_values_that_greedy_overrides_are_refused() -> None:
+    with pytest.raises(UsageError, match="--temperature does nothing beside --greedy"):
+        settings("--greedy", "--temperature", "0.5")
+
+    assert settings("--greedy", "--temperature", "0")[0].is_greedy
+
+
 def test_key_file_has_a_key_a_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes("# mine\nfirst\n\n  ключ \n".encode())
