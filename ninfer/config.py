@@ -117,8 +117,13 @@ class EngineConfig:
             isinstance(chunk, bool) or chunk % PREFILL_CHUNK_MULTIPLE or not 0 < chunk <= 1 << 20
         ):
             raise _refused("prefill_chunk", chunk, "a multiple of 128 up to 1048576")
-        if self.kv_capacity is not None:
-            _in_range("kv_capacity", self.kv_capacity, self.max_context, 1 << 40)
+        capacity = self.kv_capacity
+        if capacity is not None and not self.max_context <= capacity <= 1 << 40:
+            raise _refused(
+                "kv_capacity",
+                capacity,
+                f"max_context, which is {self.max_context}, up to {1 << 40}",
+            )
         if self.speculative is SpeculativeBackend.NONE:
             if self.draft_tokens != 0:
                 raise _refused("draft_tokens", self.draft_tokens, "0 without a speculative backend")
