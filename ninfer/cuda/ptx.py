@@ -82,6 +82,9 @@ def define(
 wait_for_predecessor = define("griddepcontrol.wait;", [], [], is_ordered=True)
 release_successor = define("griddepcontrol.launch_dependents;", [], [], is_ordered=True)
 sync_warp = define("bar.warp.sync 0xffffffff;", [], [], is_ordered=True)
+sync_threads = define(  # so many threads that name the same of sixteen barriers
+    "bar.sync $0, $1;", [], [_U32, _U32], is_ordered=True
+)
 trap = define("trap;", [], [], is_ordered=True)
 
 # Global loads. `once_` is for weights that are read once: no L1 line, whole 256 bytes into L2.

@@ -134,6 +134,7 @@ class _Intrinsics:
             ):  # fmt: skip
                 setattr(self, prefix + name, _loader(memory, dtype, count))
         self.mma_bf16 = _mma
+        self.sync_threads: Callable[[Any, Any], None]
         self.permute_bytes = _permute
         self.multiply_add_bf16x2 = _multiply_add_bf16x2
         self.fused_multiply_add = _fma
@@ -188,6 +189,9 @@ class _Intrinsics:
 
     def put_shared_f32(self, address: Any, value: Any) -> None:
         self._shared.store(address, [value], np.float32)
+
+    def put_shared_f32x2(self, address: Any, *values: Any) -> None:
+        self._shared.store(address, values, np.float32)
 
     def put_shared_u32x4(self, address: Any, *values: Any) -> None:
         self._shared.store(address, values, np.uint32)
@@ -272,6 +276,16 @@ class WarpSimulator:
         block: tuple[int, int],
     ) -> Iterator[None]:
         intrinsics = _Intrinsics(self.memory, shared)
+        named: dict[tuple[int, int], threading.Barrier] = {}
+        lock = threading.Lock()
+
+        def meet(number: Any, threads: Any) -> None:
+            with lock:
+                key = int(number), int(threads) // LANES
+                meeting = named.setdefault(key, threading.Barrier(key[1]))
+            meeting.wait(20)
+
+        intrinsics.sync_threads = meet
 
         class Thread:
             @property

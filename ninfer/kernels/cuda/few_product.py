@@ -33,15 +33,11 @@ from ninfer.kernels.cuda.few_shape import (
 )
 from ninfer.kernels.cuda.few_walk import make_run, make_write, part_stride
 from ninfer.kernels.cuda.launch import block_parts, blocks_for
-from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.row_products import Formats, RowProduct
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
-from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
-from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
-
-Formats = tuple[TensorFormat, ...]
-Product = tuple[Matrix, Tensor, int, Output]
-"""Weight, output, its first column, and what happens to it."""
+from ninfer.tensor import LinearInput, TensorFormat
 
 TOGETHER: tuple[Formats, ...] = (
     (TensorFormat.Q4, TensorFormat.Q5),
@@ -50,23 +46,36 @@ TOGETHER: tuple[Formats, ...] = (
 )
 """Formats that one launch may mix: what the published profiles give the same columns."""
 
-_ORDER = tuple(TensorFormat)
 _MODE_AT, _SKIP_AT, _TALL_AT = 4, 8, 12  # bits of a slot's last word; its format is below
 
 Address = Any
 Index = Any
 
 
-def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> None:
-    """Make products of the same one to eight columns, in as few launches as kernels allow."""
-    waiting = sorted(products, key=lambda product: _ORDER.index(product[0].format))
-    while waiting:
-        formats = _formats(waiting)
-        if formats not in TOGETHER and len(formats) > 1:
-            formats = formats[:1]
-        chosen = [product for product in waiting if product[0].format in formats][:SLOTS]
-        waiting = [product for product in waiting if product not in chosen]
-        _launch(stream, x, chosen)
+def launch_few(
+    stream: CudaStream, x: LinearInput, formats: Formats, products: Sequence[RowProduct]
+) -> None:
+    """Make products of one launch, whose formats are one or in `TOGETHER`."""
+    places = choose_places(
+        [(product.format, product.tiles) for product in products],
+        x.num_columns,
+        stream.num_multiprocessors,
+        stream.shared_bytes + 1024,
+    )
+    shapes = shapes_for(formats, places.row_tiles, x.num_columns)
+    base, sums, padded = block_parts(x)
+    args = [base, sums, padded // TILE_FEATURES, x.num_columns]
+    end = 0
+    for product in products:
+        tall = shapes[formats.index(product.format)].row_tiles
+        end += blocks_for(product.tiles, tall)
+        kind = formats.index(product.format) | int(product.output) << _MODE_AT
+        kind |= product.skip << _SKIP_AT | tall << _TALL_AT
+        args += [product.address, product.target, end]
+        args += [product.tiles, product.num_rows, product.width, kind]
+    args += args[-7:] * (SLOTS - len(products))
+    kernel = make_few(formats, places.row_tiles, x.num_columns)
+    stream.launch(kernel, (places.blocks, 1, 1), args, shared_bytes=places.shared_bytes)
 
 
 def declared() -> tuple[Kernel, ...]:
@@ -204,46 +213,3 @@ def _choice(runs: tuple[Callable[..., Any], ...]) -> Any:
             others(next_kind, shared, codes, block, tiles, base, sums, k_tiles, num_columns)
 
     return either
-
-
-def _launch(stream: CudaStream, x: LinearInput, products: Sequence[Product]) -> None:
-    formats = _formats(products)
-    views = [_view(product[0]) for product in products]
-    places = choose_places(
-        [
-            (weight.format, tiles)
-            for (weight, *_), (_, tiles, _) in zip(products, views, strict=True)
-        ],
-        x.num_columns,
-        stream.num_multiprocessors,
-        stream.shared_bytes + 1024,
-    )
-    shapes = shapes_for(formats, places.row_tiles, x.num_columns)
-    base, sums, padded = block_parts(x)
-    args = [base, sums, padded // 128, x.num_columns]
-    end = 0
-    for (weight, out, first_column, output), (codes, tiles, skip) in zip(
-        products, views, strict=True
-    ):
-        tall = shapes[formats.index(weight.format)].row_tiles
-        end += blocks_for(tiles, tall)
-        target = out.address + first_column * out.dtype.itemsize
-        kind = formats.index(weight.format) | int(output) << _MODE_AT
-        kind |= skip << _SKIP_AT | tall << _TALL_AT
-        args += [codes, target, end, tiles, weight.num_rows, out.shape[1], kind]
-    args += args[-7:] * (SLOTS - len(products))
-    kernel = make_few(formats, places.row_tiles, x.num_columns)
-    stream.launch(kernel, (places.blocks, 1, 1), args, shared_bytes=places.shared_bytes)
-
-
-def _view(weight: Matrix) -> tuple[int, int, int]:
-    """Address of a view's first row tile, its row tiles, rows of the first that it leaves out."""
-    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
-    first, skip = divmod(weight.first_row, TILE_ROWS)
-    tile_bytes = PAIR_FORMATS[weight.format].tile_bytes
-    address = weight.storage.address + first * layout.k_tiles * tile_bytes
-    return address, blocks_for(skip + weight.num_rows, TILE_ROWS), skip
-
-
-def _formats(products: Sequence[Product]) -> Formats:
-    return tuple(dict.fromkeys(product[0].format for product in products))

@@ -1,6 +1,6 @@
 """Linear products on CUDA: launchers, and which kernel takes how many columns.
 
-    1..8 columns      `few_product`: bandwidth-bound, several weights in one launch
+    1..8 columns      `few_linear`: bandwidth-bound, several weights in one launch
     9..128 columns    `skinny_product`: the same bits
     more, on sm_90    `coded_linear`: prefill, weights rounded to bf16, bound by tensor cores
     more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores; `skinny_product`
@@ -16,13 +16,14 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import coded_linear, few_product, fragments
+from ninfer.kernels.cuda import coded_linear, few_linear, fragments
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.few_shape import MOST_COLUMNS
 from ninfer.kernels.cuda.fragments import CHUNK
-from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for, fitting
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
 from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.row_products import RowProduct
 from ninfer.kernels.cuda.skinny_product import make_skinny
 from ninfer.kernels.cuda.skinny_shape import Skinny
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_grid, tile_shape
@@ -105,7 +106,7 @@ def project_all(
     """Write the products of several weights."""
     made = [(weight, out, first, _stored(out)) for weight, out, first in products]
     if x.num_columns <= MOST_COLUMNS:
-        few_product.multiply_few(stream, x, made)
+        few_linear.multiply_few(stream, x, [RowProduct.of(*product) for product in made])
     elif x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
         coded_linear.multiply_coded(stream, x, made)
     else:
@@ -123,7 +124,7 @@ def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
     most = shapes.block_shared_bytes
-    kernels = [make_pack(True), make_pack(False), *fitting(few_product.declared(), most)]
+    kernels = [make_pack(True), make_pack(False), *few_linear.declared(shapes)]
     kernels += coded_linear.declared()
     for format in PAIR_FORMATS:
         kernels.append(make_repack(format))
@@ -147,7 +148,7 @@ def _multiply(
     output: Output,
 ) -> None:
     if x.num_columns <= MOST_COLUMNS:
-        few_product.multiply_few(stream, x, ((weight, out, first_column, output),))
+        few_linear.multiply_few(stream, x, [RowProduct.of(weight, out, first_column, output)])
         return
     if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
         coded_linear.multiply_coded(stream, x, ((weight, out, first_column, output),))

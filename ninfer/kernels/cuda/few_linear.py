@@ -1,0 +1,66 @@
+"""Products of one to eight columns: which launches make them, and which way.
+
+Weights of the same columns go together where there is a kernel for their formats. `held_product`
+brings the columns once for each multiprocessor and keeps them; `few_product` brings them again for
+each block of rows, which is better where they are few and rows are not many.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.kernels.cuda import few_product, held_product
+from ninfer.kernels.cuda.few_product import TOGETHER, launch_few
+from ninfer.kernels.cuda.few_shape import SLOTS
+from ninfer.kernels.cuda.fragments import padded_width
+from ninfer.kernels.cuda.held_product import HELD, launch_held
+from ninfer.kernels.cuda.held_shape import has_room, is_worth_holding
+from ninfer.kernels.cuda.launch import KernelShapes, fitting
+from ninfer.kernels.cuda.row_products import Formats, RowProduct, formats_of
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.tensor import LinearInput
+
+_ORDER: Final = tuple(PAIR_FORMATS)
+"""Formats as `TOGETHER` and `HELD` order them."""
+
+
+def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> None:
+    """Make products of the same one to eight columns, in as few launches as kernels allow."""
+    waiting = sorted(products, key=lambda product: _ORDER.index(product.format))
+    while waiting:
+        formats = formats_of(waiting)
+        if formats not in TOGETHER and len(formats) > 1:
+            formats = formats[:1]
+        chosen = [product for product in waiting if product.format in formats][:SLOTS]
+        waiting = [product for product in waiting if product not in chosen]
+        formats = formats_of(chosen)
+        if _is_held(stream, x, formats, chosen):
+            launch_held(stream, x, formats, chosen)
+        else:
+            launch_few(stream, x, formats, chosen)
+
+
+def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
+    """Kernels that a model can need: any matrix may come in any format."""
+    most = shapes.block_shared_bytes
+    widths = (
+        shapes.hidden,
+        shapes.num_heads * shapes.head_dim,
+        shapes.num_value_heads * shapes.value_dim,
+    )
+    k_tiles = padded_width(min(widths)) // TILE_FEATURES
+    held = [held_product.make_held(formats) for formats in HELD if has_room(formats, k_tiles, most)]
+    return (*fitting(few_product.declared(), most), *held)
+
+
+def _is_held(
+    stream: CudaStream, x: LinearInput, formats: Formats, products: Sequence[RowProduct]
+) -> bool:
+    tiles = sum(product.tiles for product in products)
+    return (
+        formats in HELD
+        and has_room(formats, padded_width(x.width) // TILE_FEATURES, stream.shared_bytes)
+        and is_worth_holding(x.num_columns, tiles, stream.num_multiprocessors)
+    )

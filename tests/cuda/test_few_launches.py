@@ -1,0 +1,66 @@
+"""Which weights of the same columns share a launch."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.kernels.cuda.few_linear import multiply_few
+from ninfer.kernels.cuda.fragments import input_bytes
+from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.row_products import RowProduct
+from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+
+Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
+W8, BF16 = TensorFormat.W8, TensorFormat.BF16
+
+
+class LaunchRecorder:
+    """A stream of a large card that notes what is launched."""
+
+    num_multiprocessors = 132
+    shared_bytes = 227 << 10
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def launch(self, kernel: Kernel, grid: Any, args: Any, **options: Any) -> None:
+        assert len(args) == len(kernel.params)
+        self.names.append(kernel.name)
+
+
+def launches(weights: list[tuple[TensorFormat, int]], width: int, columns: int) -> list[str]:
+    x = LinearInput(Tensor(0, DType.U8, (input_bytes(columns, width),)), columns, width)
+    stream = LaunchRecorder()
+    products = []
+    for format, rows in weights:
+        storage = Tensor(0, DType.U8, (WeightLayout(format, rows, width).nbytes,))
+        weight = Matrix(format, storage, rows, width, 0, rows)
+        out = Tensor(0, DType.BF16, (columns, rows))
+        products.append(RowProduct.of(weight, out, 0, Output.BF16))
+    multiply_few(stream, x, products)  # type: ignore[arg-type]
+    return stream.names
+
+
+@pytest.mark.parametrize("columns", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("weights", "width"),
+    [
+        ([(Q4, 4096), (Q5, 12288), (BF16, 48), (BF16, 48)], 5120),  # inputs of a DeltaNet layer
+        ([(BF16, 48), (Q5, 12288), (Q4, 4096)], 5120),  # the order of weights is free
+        ([(Q4, 7168), (Q5, 7168)], 5120),
+        ([(W8, 12288), (BF16, 32), (BF16, 32)], 2048),
+        ([(BF16, 257), (W8, 1024)], 2048),  # router and shared expert
+    ],
+)
+def test_weights_of_a_published_layer_share_a_launch(
+    weights: list[tuple[TensorFormat, int]], width: int, columns: int
+) -> None:
+    assert len(launches(weights, width, columns)) == 1
+
+
+def test_formats_without_a_kernel_for_both_follow_one_another() -> None:
+    assert len(launches([(Q6, 32), (Q4, 32)], 256, 2)) == 2
