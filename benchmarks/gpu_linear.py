@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.gpu_check import Bench
 from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
+from ninfer.compilation import kernel_shapes
 from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
@@ -204,8 +205,10 @@ def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any
 
 def run_kernels() -> list[Kernel]:
     """Everything that a run needs."""
-    kernels = list(cuda_linear.declared(None))  # type: ignore[arg-type]
-    return list(dict.fromkeys(kernels))
+    models = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+    return list(
+        dict.fromkeys(k for model in models for k in cuda_linear.declared(kernel_shapes(model)))
+    )
 
 
 def compile_one(folder: Path, index: int) -> str:

@@ -106,7 +106,7 @@ class Operands:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._columns: dict[tuple[int, int], LinearInput] = {}
-        self._outs: dict[tuple[int, int, DType], Tensor] = {}
+        self._outs: dict[tuple[int, int, int, DType], Tensor] = {}
 
     def columns(self, count: int, width: int) -> LinearInput:
         """Random columns."""
@@ -116,9 +116,9 @@ class Operands:
             self._columns[count, width] = block
         return self._columns[count, width]
 
-    def out(self, count: int, rows: int, dtype: DType) -> Tensor:
-        """An output."""
-        key = (count, rows, dtype)
+    def out(self, place: int, count: int, rows: int, dtype: DType) -> Tensor:
+        """An output; those of one launch have places of their own."""
+        key = (place, count, rows, dtype)
         if key not in self._outs:
             self._outs[key] = self._bench.arena.take((count, rows), dtype)
             self._bench.stream.clear(self._outs[key])
@@ -128,12 +128,12 @@ class Operands:
         """The products of one step as a round makes them."""
         x = self.columns(count, weights[0].num_columns)
         if is_added:
-            out = self.out(count, weights[0].num_rows, DType.BF16)
+            out = self.out(0, count, weights[0].num_rows, DType.BF16)
             linear.project_add(self._bench.ctx, x, weights[0], out)
             return
         products = []
-        for weight in weights:
+        for place, weight in enumerate(weights):
             is_f32 = weight.num_rows in (257, 248320)
-            out = self.out(count, weight.num_rows, DType.F32 if is_f32 else DType.BF16)
+            out = self.out(place, count, weight.num_rows, DType.F32 if is_f32 else DType.BF16)
             products.append((weight, out, 0))
         linear.project_all(self._bench.ctx, x, products)

@@ -136,7 +136,7 @@ def alone(
     arena = bench.device.arena("alone", layout.nbytes + 256)
     matrix = weights.make(arena, format, rows, width)
     for count in COLUMNS:
-        out = operands.out(count, rows, DType.BF16)
+        out = operands.out(0, count, rows, DType.BF16)
         plait(bench, operands.columns(count, width))
         parts = (matrix.storage.address, bench.stream.scratch.address, out.address)
         extents = (layout.k_tiles, layout.row_tiles, 0, rows, count, rows, 0, int(Output.BF16))
