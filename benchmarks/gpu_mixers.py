@@ -35,7 +35,6 @@ from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
-from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.expert_columns import slot_steps
@@ -309,10 +308,7 @@ def compile_all(folder: Path) -> None:
     kernels = [make_merge(256), make_wide_prefill(), make_wide_int8_prefill()]
     kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
     for is_int8 in (False, True):
-        kernels += [
-            make_split(256, is_int8, split_stages(256, is_int8)),
-            make_prefill(256, is_int8),
-        ]
+        kernels.append(make_split(256, is_int8, split_stages(256, is_int8)))
     for dims in MIXERS.values():
         heads = cuda_gated_delta.delta_heads(dims)
         kernels += cuda_gated_delta.kernels_of(heads)

@@ -16,6 +16,7 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import (
     BLOCK_SHARED,
     TARGETS,
+    WARPGROUP_TARGET,
     KernelCache,
     complaints,
     default_folder,
@@ -118,7 +119,11 @@ def declared_kernels(
     """
     kernels: dict[str, Kernel] = {}
     for model_id in model_ids() if models is None else models:
-        shapes = replace(kernel_shapes(model_id), block_shared_bytes=BLOCK_SHARED[target])
+        shapes = replace(
+            kernel_shapes(model_id),
+            block_shared_bytes=BLOCK_SHARED[target],
+            has_warpgroups=target == WARPGROUP_TARGET,
+        )
         for family in table.__all__:
             module: ModuleType = getattr(table, family)
             for kernel in module.declared(shapes):

@@ -1,17 +1,20 @@
 """Decode attention's split kernel on the CPU, against float64."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import (
     attention_bf16,
     attention_cache,
     attention_decode,
     attention_int8,
+    attention_page_decode,
     attention_splits,
     device_functions,
     product_output,
@@ -27,18 +30,34 @@ MODULES = (
     attention_cache,
     attention_decode,
     attention_int8,
+    attention_page_decode,
     attention_splits,
     device_functions,
     product_output,
 )
 
 
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.I8], ids=lambda dtype: dtype.name)
+def ring(head_dim: int, is_int8: bool) -> Kernel:
+    return attention_decode.make_split(
+        head_dim, is_int8, attention_decode.split_stages(head_dim, is_int8)
+    )
+
+
+def page_by_page(head_dim: int, is_int8: bool) -> Kernel:
+    return attention_page_decode.make_page_split(head_dim)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [(ring, DType.BF16), (ring, DType.I8), (page_by_page, DType.BF16)],
+    ids=["bf16", "int8", "bf16 by pages"],
+)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "lengths", "blocks"),
     [(4, 2, 64, [1, 63, 65, 150], 3), (10, 1, 64, [140], 2), (12, 1, 128, [70], 2)],
 )
 def test_splits_hold_what_was_attended_and_nothing_else(
+    make: Callable[[int, bool], Kernel],
     dtype: DType,
     num_heads: int,
     num_kv_heads: int,
@@ -69,9 +88,7 @@ def test_splits_hold_what_was_attended_and_nothing_else(
     names = ("queries", "keys", "values", "key_scales", "value_scales", "table", "rows")
     sharing, scale = num_heads // num_kv_heads, head_dim**-0.5
     MixerSimulator(MODULES, octets).launch(
-        attention_decode.make_split(
-            head_dim, dtype is DType.I8, attention_decode.split_stages(head_dim, dtype is DType.I8)
-        ),
+        make(head_dim, dtype is DType.I8),
         (blocks, 1, 1),
         (
             *(at[name] for name in (*names, "positions", "partial", "stats")),

@@ -11,7 +11,8 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import build, complaints
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import make_merge
-from ninfer.kernels.cuda.attention_prefill import make_prefill
+from ninfer.kernels.cuda.attention_page_decode import make_page_split
+from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.delta_chunks import make_chunk_operands
@@ -42,7 +43,8 @@ SMALL = [
 ]
 LARGE = [
     *(partial(make_split, 256, is_int8, split_stages(256, is_int8)) for is_int8 in (False, True)),
-    *(partial(make_prefill, 256, is_int8) for is_int8 in (False, True)),
+    partial(make_page_split, 256),
+    *(partial(make_page_prefill, 256, is_int8, 4) for is_int8 in (False, True)),
     make_wide_prefill,
     make_wide_int8_prefill,
     partial(make_chunk_operands, REAL, True),

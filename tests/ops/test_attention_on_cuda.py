@@ -52,10 +52,15 @@ def random_columns(
     )
 
 
-def attend(columns: Columns, content: CacheContent, is_prefill: bool = False) -> Any:
+def attend(
+    columns: Columns,
+    content: CacheContent,
+    is_prefill: bool = False,
+    narrow_bytes: int | None = None,
+) -> Any:
     op = attention.paged_prefill if is_prefill else attention.paged_decode
     count, num_heads, head_dim = columns.queries.shape
-    with CudaBench(nbytes=1 << 28) as bench:
+    with CudaBench(nbytes=1 << 28, narrow_bytes=narrow_bytes) as bench:
         out = bench.out_columns(count, num_heads * head_dim)
         op(
             bench.ctx,

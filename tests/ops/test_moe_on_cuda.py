@@ -112,8 +112,8 @@ class MixedLayer(Layer):
         return gate_up, down.reshape(self.num_experts, self.hidden, self.width)
 
 
-def run(layer: Layer, columns: Columns, some: list[int]) -> Any:
-    with CudaBench(nbytes=1 << 28) as bench:
+def run(layer: Layer, columns: Columns, some: list[int], narrow_bytes: int | None = None) -> Any:
+    with CudaBench(nbytes=1 << 28, narrow_bytes=narrow_bytes) as bench:
         residual = bench.inout(_words(bench, columns.residual[some]))
         moe.experts(
             bench.ctx,

@@ -20,6 +20,7 @@ from ninfer.ops.context import OpContext, make_context
 from ninfer.tensor import DType, LinearInput, Matrix, Shape, Tensor, TensorFormat
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support.guarded_bench import GUARD, GUARD_BYTES
+from tests.support.narrow_stream import NarrowStream
 
 Array = npt.NDArray[Any]
 
@@ -53,11 +54,19 @@ def _staging() -> Any:
 
 
 class CudaBench:
-    """Owner of the buffers of one test."""
+    """Owner of the buffers of one test.
 
-    def __init__(self, num_threads: int = 1, nbytes: int = 1 << 26) -> None:
+    Args:
+        num_threads: as on the host, and of no use here.
+        nbytes: of all buffers together.
+        narrow_bytes: shared memory of a block of a smaller device, whose kernels shall run.
+    """
+
+    def __init__(
+        self, num_threads: int = 1, nbytes: int = 1 << 26, narrow_bytes: int | None = None
+    ) -> None:
         self.device = cuda_device()
-        self.stream = _stream()
+        self.stream = _stream() if narrow_bytes is None else NarrowStream(_stream(), narrow_bytes)
         self.ctx: OpContext = make_context(self.device, self.stream)
         self._arena = self.device.arena("bench", nbytes)
         self._guards: list[Tensor] = []

@@ -14,8 +14,11 @@ from pathlib import Path
 from ninfer.compilation import declared_kernels
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import TARGETS, KernelCache, mark_prebuilt
+from ninfer.kernels.cuda.attention_page_decode import make_page_split
+from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill, page_warps
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
-from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
+from ninfer.kernels.cuda.expert_down import down_kernel
+from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank_and_gate
 from ninfer.kernels.cuda.gated_delta import kernels_of
@@ -24,6 +27,8 @@ from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.tensor import TensorFormat
+from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
 
 
 def test_variants() -> tuple[Kernel, ...]:
@@ -39,6 +44,23 @@ def test_variants() -> tuple[Kernel, ...]:
         make_plan(16),
         make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),
+        *narrow_variants(),
+    )
+
+
+def narrow_variants() -> tuple[Kernel, ...]:
+    """Kernels that only devices with smaller blocks and without warpgroups choose."""
+    format, head_dim = TensorFormat.BF16, 256
+    stages = gate_stages(format, 16, 2, NARROW_BYTES)
+    return (
+        make_page_split(head_dim),
+        *(
+            make_page_prefill(head_dim, is_int8, page_warps(head_dim, nbytes))
+            for is_int8 in (False, True)
+            for nbytes in (NARROW_BYTES, MIDDLE_BYTES)
+        ),
+        *(make_gate(format, 16, 2, is_listed, stages) for is_listed in (False, True)),
+        down_kernel(format, 4, 1, NARROW_BYTES),
     )
 
 

@@ -21,6 +21,7 @@ import pytest
 from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.matrix_threads import matrix_instructions
 from tests.support.swizzled_rows import rows_of, turned_rows_of
 from tests.support.word_arithmetic import (
     bf16_word,
@@ -275,6 +276,7 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
 
     return SimpleNamespace(
         **made,
+        **matrix_instructions(block, _WAIT_S),
         load_i32=lambda address: block.load(address, np.int32),
         load_u32_if=load_u32_if,
         copy_async_16=block.copy_async,

@@ -1,10 +1,11 @@
 """Gated causal attention over the paged cache on CUDA: launchers.
 
 Decode takes any columns: a fixed grid works on fixed splits of every column's positions
-(`attention_decode`), and partial results lie in the stream's scratch memory, for as many columns at
-a time as fit. Prefill takes consecutive positions of one sequence (`attention_prefill`; on
-warpgroups `attention_wide` and `attention_wide_int8`). The two differ in arithmetic; each depends
-on a column's own position and cache alone.
+(`attention_decode`; `attention_page_decode` where a block has little shared memory), and partial
+results lie in the stream's scratch memory, for as many columns at a time as fit. Prefill takes
+consecutive positions of one sequence (`attention_prefill`; for heads of 256 `attention_wide` and
+`attention_wide_int8` on warpgroups, `attention_page_prefill` elsewhere). The two differ in
+arithmetic; each depends on a column's own position and cache alone.
 """
 
 import math
@@ -15,6 +16,8 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_merge import block_components, make_merge
+from ninfer.kernels.cuda.attention_page_decode import make_page_split
+from ninfer.kernels.cuda.attention_page_prefill import WARP_QUERIES, make_page_prefill, page_warps
 from ninfer.kernels.cuda.attention_pages import TILE_QUERIES
 from ninfer.kernels.cuda.attention_prefill import make_prefill
 from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
@@ -55,7 +58,7 @@ def paged_decode(
     if fitting == 0:
         raise ShapeError(f"scratch: {table_width} pages a row need more than there is")
     is_int8 = kv.keys.dtype is DType.I8
-    split = make_split(head_dim, is_int8, split_stages(head_dim, is_int8, stream.shared_bytes))
+    split = _split(head_dim, is_int8, stream.shared_bytes)
     base, sums, padded = block_parts(out)
     for first in range(0, num_columns, fitting):
         count = min(fitting, num_columns - first)
@@ -118,11 +121,11 @@ def paged_prefill(
     _expect_heads(head_dim, kv)
     is_int8 = kv.keys.dtype is DType.I8
     is_wide = stream.has_warpgroups and head_dim == HEAD_DIM
-    make_wide = make_wide_int8_prefill if is_int8 else make_wide_prefill
+    prefill, tile_queries = _prefill(head_dim, is_int8, is_wide, stream.shared_bytes)
     planes = _plane_addresses(kv)
     stream.launch(
-        make_wide() if is_wide else make_prefill(head_dim, is_int8),
-        (blocks_for(num_columns, TILE_QUERIES), num_heads, 1),
+        prefill,
+        (blocks_for(num_columns, tile_queries), num_heads, 1),
         (
             queries.address,
             projected.address,
@@ -143,14 +146,33 @@ def paged_prefill(
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: both cache types."""
-    made = [make_merge(shapes.head_dim)]
-    if shapes.head_dim == HEAD_DIM:
-        made += [make_wide_prefill(), make_wide_int8_prefill()]
+    head_dim, most = shapes.head_dim, shapes.block_shared_bytes
+    is_wide = shapes.has_warpgroups and head_dim == HEAD_DIM
+    made = [make_merge(head_dim)]
     for is_int8 in (False, True):
-        stages = split_stages(shapes.head_dim, is_int8, shapes.block_shared_bytes)
-        made.append(make_split(shapes.head_dim, is_int8, stages))
-        made.append(make_prefill(shapes.head_dim, is_int8))
+        made.append(_split(head_dim, is_int8, most))
+        made.append(_prefill(head_dim, is_int8, is_wide, most)[0])
     return tuple(made)
+
+
+def _split(head_dim: int, is_int8: bool, block_shared_bytes: int) -> Kernel:
+    """Kernel of decode: with two pages at least, or with one; the same bits."""
+    stages = split_stages(head_dim, is_int8, block_shared_bytes)
+    if stages == 1:
+        return make_page_split(head_dim)
+    return make_split(head_dim, is_int8, stages)
+
+
+def _prefill(
+    head_dim: int, is_int8: bool, is_wide: bool, block_shared_bytes: int
+) -> tuple[Kernel, int]:
+    """Kernel of prefill, and the queries of its blocks."""
+    if is_wide:
+        return make_wide_int8_prefill() if is_int8 else make_wide_prefill(), TILE_QUERIES
+    if head_dim == HEAD_DIM:
+        warps = page_warps(head_dim, block_shared_bytes)
+        return make_page_prefill(head_dim, is_int8, warps), WARP_QUERIES * warps
+    return make_prefill(head_dim, is_int8), TILE_QUERIES
 
 
 def _expect_heads(head_dim: int, kv: KvPlanes) -> None:

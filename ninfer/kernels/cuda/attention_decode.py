@@ -33,7 +33,6 @@ from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.product_output import warp_index
 
 _MOST_STAGES: Final = {False: 3, True: 2}  # two blocks of int8 pages share a multiprocessor
-_LEAST_STAGES: Final = 2
 _UNSEEN: Final = float("-inf")
 
 _WRITTEN: Final = 128
@@ -41,6 +40,9 @@ _WRITTEN: Final = 128
 
 _SCORE_STRIDE: Final = 72  # floats from head to head
 _HALF_SCORES: Final = ROWS * _SCORE_STRIDE * 4  # bytes of the scores of half of the components
+
+SCORE_BYTES: Final = 2 * _HALF_SCORES
+"""Shared memory of a page's scores, behind the stages."""
 
 
 @device_function
@@ -95,9 +97,9 @@ def place_of(item: Any, items: Any, num_units: Any) -> Any:
 def split_stages(
     head_dim: int, is_int8: bool, block_shared_bytes: int = MULTIPROCESSOR_SHARED
 ) -> int:
-    """Pages of the ring: as many as are of use and a block holds, at least two."""
-    most = (block_shared_bytes - 2 * _HALF_SCORES) // _reader(head_dim, is_int8).stage_bytes
-    return max(_LEAST_STAGES, min(_MOST_STAGES[is_int8], most))
+    """Pages of the ring: as many as are of use and a block holds; 1 is `attention_page_decode`."""
+    most = (block_shared_bytes - SCORE_BYTES) // _reader(head_dim, is_int8).stage_bytes
+    return min(_MOST_STAGES[is_int8], most)
 
 
 @cache
@@ -109,7 +111,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
     Args:
         head_dim: components of a head.
         is_int8: cache type.
-        stages: `split_stages` of the device; changes no bit.
+        stages: `split_stages` of the device, two or more; changes no bit.
     """
     reader = _reader(head_dim, is_int8)
     query_words, stage_bytes = reader.query_words, reader.stage_bytes
@@ -120,7 +122,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
     fetch, load_query, scores = reader.fetch, reader.load_query, reader.scores
     accumulate, component = reader.accumulate, reader.component
     scores_at = stages * stage_bytes
-    shared_bytes = scores_at + 2 * _HALF_SCORES
+    shared_bytes = scores_at + SCORE_BYTES
     busy_warps = head_dim // WARP_COMPONENTS  # that have outputs
 
     def split(  # noqa: C901, PLR0915 - as above

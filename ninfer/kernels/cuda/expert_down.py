@@ -6,6 +6,8 @@ One block computes 16 features of one token: warp s takes slot s (and s + 8, ..)
 the block adds the slots in order, so nothing is summed across blocks. Rows of the experts are asked
 for before the predecessor has ended, as choices are known early (`expert_rank`). A column is read
 in its chunks, and the sums of its groups are made here, by the tree of `fragments`.
+Where a block has no room for that many rows, they come in pieces of K (`make_down_by_pieces`), with
+the same bits.
 
 A token's experts are read for each token; tokens of one block row run together, so that an expert
 which several chose comes from memory once. Everything is f32; the residual is rounded once.
@@ -43,6 +45,16 @@ def slots_each(chosen: int) -> int:
     return -(-chosen // WARPS)
 
 
+def down_kernel(format: TensorFormat, k_tiles: int, each: int, block_shared_bytes: int) -> Kernel:
+    """The kernel that a block has shared memory for: all of K, or the largest pieces."""
+    whole = make_down(format, k_tiles, each)
+    if whole.dynamic_shared_bytes <= block_shared_bytes:
+        return whole
+    fixed = WARPS * (_column_bytes(k_tiles) + each * TILE_ROWS * 4)
+    tiles = (block_shared_bytes - fixed) // (WARPS * PAIR_FORMATS[format].tile_bytes)
+    return make_down_by_pieces(format, k_tiles, each, max(1, tiles))
+
+
 @cache
 def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
     """Grid (tokens, hidden / 16), block (256,).
@@ -53,7 +65,7 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
         each: `slots_each` of the model.
     """
     slot_bytes = k_tiles * PAIR_FORMATS[format].tile_bytes
-    column_bytes = k_tiles * 256 + -(-k_tiles // 2) * 16  # chunks, then sums of groups
+    column_bytes = _column_bytes(k_tiles)
     columns_at = WARPS * each * slot_bytes
     products_at = columns_at + WARPS * column_bytes
     shared_bytes = products_at + WARPS * each * TILE_ROWS * 4
@@ -120,6 +132,103 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
         dynamic_shared_bytes=shared_bytes,
         min_blocks=blocks,
     )
+
+
+@cache
+def make_down_by_pieces(  # noqa: PLR0915 - one pass
+    format: TensorFormat, k_tiles: int, each: int, piece: int
+) -> Kernel:
+    """The same with rows of ``piece`` k tiles of a warp's slot in shared memory at a time."""
+    piece_bytes, column_bytes = piece * PAIR_FORMATS[format].tile_bytes, _column_bytes(k_tiles)
+    columns_at = WARPS * piece_bytes
+    products_at = columns_at + WARPS * column_bytes
+    slots = WARPS * each
+    ask, bring_column = _make_ask_piece(format, k_tiles, piece), _make_bring_column(k_tiles)
+    multiply = _make_multiply_piece(format, k_tiles, piece)
+
+    def down(
+        codes: int,
+        active: int,
+        experts: int,
+        weights: int,
+        shared: int,
+        shared_gate: int,
+        residual: int,
+        hidden: int,
+        width: int,
+        chosen: int,
+    ) -> None:
+        memory = cuda.shared.array(0, uint64)
+        ptx.release_successor()
+        ptx.wait_for_predecessor()
+        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
+        first = int32(cuda.blockIdx.x) * chosen
+        block = ptx.shared_address(memory)
+        rows = block + uint32(warp * int32(piece_bytes))
+        column = block + uint32(columns_at) + uint32(warp * int32(column_bytes))
+        rest = _load_rest(shared, shared_gate, residual, hidden)
+        total = cuda.local.array(4, float32)
+        for i in range(each):
+            slot = warp + int32(WARPS * i)
+            weight = float32(0.0)
+            for j in range(4):
+                total[j] = float32(0.0)
+            if slot < chosen:
+                expert = ptx.load_i32(experts + uint64(first + slot) * uint64(4))
+                tile = (expert * (hidden >> int32(4)) + int32(cuda.blockIdx.y)) * int32(k_tiles)
+                weight = ptx.load_f32(weights + uint64(first + slot) * uint64(4))
+                ask(rows, codes, tile, int32(0), lane)
+                bring_column(active, first + slot, width, column, lane)
+                k = int32(0)
+                while k < int32(k_tiles):
+                    ptx.wait_copies_0()
+                    cuda.syncwarp()
+                    multiply(rows, column, k, lane, total)
+                    cuda.syncwarp()
+                    k += int32(piece)
+                    ask(rows, codes, tile, k, lane)
+            if lane & int32(3) == int32(0):
+                to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
+                to += uint32(warp * int32(TILE_ROWS) + (lane >> int32(2))) * uint32(4)
+                ptx.put_shared_f32(to, weight * total[0])
+                ptx.put_shared_f32(to + uint32(32), weight * total[2])
+        cuda.syncthreads()
+        if cuda.threadIdx.x < TILE_ROWS:
+            at = block + uint32(products_at) + uint32(cuda.threadIdx.x) * uint32(4)
+            value = ptx.shared_f32(at)
+            for slot in range(1, slots):
+                value += ptx.shared_f32(at + uint32(4 * TILE_ROWS * slot))
+            place = _feature_place(hidden)
+            ptx.store_u16(residual + place, ptx.bf16x2_of_f32(value + rest, float32(0.0)))
+
+    return Kernel(
+        f"expert_down_{format.name.lower()}_{k_tiles}_{each}_by_{piece}",
+        down,
+        (Param.ADDRESS,) * 7 + (Param.I32,) * 3,
+        threads=THREADS,
+        max_registers=255,
+        dynamic_shared_bytes=products_at + WARPS * each * TILE_ROWS * 4,
+        min_blocks=1,
+    )
+
+
+def _column_bytes(k_tiles: int) -> int:
+    """Chunks of a column, then sums of its groups."""
+    return k_tiles * 256 + -(-k_tiles // 2) * 16
+
+
+def _make_ask_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
+    """Ask for the k tiles of one piece of a slot's rows, as many as there are."""
+    tile_bytes, copy = PAIR_FORMATS[format].tile_bytes, tile_functions(format).copy
+
+    @device_function
+    def ask(rows: Address, codes: Address, tile: Index, k: Index, lane: Index) -> None:
+        for i in range(piece):
+            if k + int32(i) < int32(k_tiles):
+                copy(rows + uint32(i * tile_bytes), codes, codes, codes, tile + k + int32(i), lane)
+        ptx.close_copies()
+
+    return ask
 
 
 def _make_ask(format: TensorFormat, k_tiles: int, each: int) -> Any:
@@ -206,6 +315,33 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
         for k in range(k_tiles):
             load(column, lane, k, x, s)
             products(rows + uint32(k * tile_bytes), lane, 0, x, s, total)
+
+    return multiply
+
+
+def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
+    """Products of one piece of a slot, from k tile ``first`` on."""
+    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
+    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
+    products = make_multiply(format, 1, 1, 4, keeps_masks=True)
+
+    @device_function
+    def multiply(rows: Address, column: Address, first: Index, lane: Index, total: Array) -> None:
+        x = cuda.local.array(16, uint32)
+        s = cuda.local.array(num_sums, float32)
+        for i in range(piece):
+            k = uint32(first) + uint32(i)
+            if k < uint32(k_tiles):
+                at = column + k * uint32(256) + (uint32(lane) & uint32(3)) * uint32(16)
+                for slab in range(4):
+                    j = 4 * slab
+                    x[j], x[j + 1], x[j + 2], x[j + 3] = ptx.shared_u32x4(at + uint32(slab * 64))
+                if has_sums:
+                    for g in range(groups):
+                        at = column + uint32(k_tiles * 256 + g * 4) + k * uint32(8)
+                        value = ptx.shared_f32(at)
+                        s[2 * g], s[2 * g + 1] = value, value
+                products(rows + uint32(i * tile_bytes), lane, 0, x, s, total)
 
     return multiply
 

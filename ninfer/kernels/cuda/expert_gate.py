@@ -6,8 +6,8 @@ One block multiplies the 16 gate rows and the 16 up rows of the same features of
 tokens that chose it, four at a time (`expert_columns`); then it goes on to the next sixteen
 features, as many as the launch says. Rows lie in a ring of one or two such tiles (34 KB each in Q4,
 all of K); columns and choices are found once a block, which is what small blocks spend their time
-on. Warp p takes the k tiles p, p + 8, ..; parts are added in order 0..7. The order depends on K
-alone.
+on. Where a block has no room for all of K, rows come by k tiles (`expert_gate_tiles`). Warp p takes
+the k tiles p, p + 8, ..; parts are added in order 0..7. The order depends on K alone.
 
 Who chose an expert the block finds out itself (up to eight tokens) or reads in a plan. Both are
 known early (`expert_rank`), so that rows are asked for before the predecessor has ended.
@@ -31,6 +31,7 @@ from ninfer.kernels.cuda.expert_columns import (
     make_choose,
     make_load,
 )
+from ninfer.kernels.cuda.expert_gate_tiles import make_multiply_by_tiles, make_walk_by_tiles
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
 from ninfer.kernels.cuda.pointwise import gated
@@ -45,7 +46,7 @@ PARTS: Final = 8
 THREADS: Final = PARTS * WARP
 
 _STRIDE: Final = 2 * TILE_ROWS + 4  # words from column to column of a part
-_MOST_BLOCKS: Final = {1: 3, 2: 2}  # by stages: more leave too few registers
+_MOST_BLOCKS: Final = {0: 2, 1: 3, 2: 2}  # by stages: more leave too few registers
 _PART_BYTES: Final = COLUMNS * _STRIDE * 4
 _MOST_TILES: Final = 8
 _STATIC_BYTES: Final = 1024  # of the runtime, beside a block's own
@@ -72,13 +73,14 @@ def make_gate(
         k_tiles: tiles along K.
         steps: `expert_columns.slot_steps` of the model.
         is_listed: tokens come from a plan; otherwise there are at most eight.
-        stages: of the ring; `walk_stages` where blocks go on.
+        stages: of the ring, `gate_stages` of the launch.
     """
     stage_bytes = _stage_bytes(format, k_tiles)
     warp_bytes = _warp_bytes(format, k_tiles, stages)
     choose = make_choose(steps, is_listed)
     first, ask_rows = choose.first, _make_ask_rows(format, k_tiles)
-    walk = _make_walk(format, k_tiles, stages, choose.choice)
+    make_walk = _make_walk if stages > 0 else _make_walk_by_tiles
+    walk = make_walk(format, k_tiles, stages, choose.choice)
 
     def gate(
         codes: int,
@@ -187,6 +189,21 @@ def _make_walk(format: TensorFormat, k_tiles: int, stages: int, choice_of: Any) 
     return walk
 
 
+def _make_walk_by_tiles(format: TensorFormat, k_tiles: int, stages: int, choice_of: Any) -> Any:
+    """The same without a stage."""
+    columns_at = _row_bytes(format, k_tiles, stages)
+    return make_walk_by_tiles(
+        columns_at,
+        columns_at + tiles_each(k_tiles) * STORED_BYTES,
+        _PART_BYTES,
+        choice_of,
+        _make_ask_columns(format, k_tiles),
+        make_multiply_by_tiles(format, k_tiles, PARTS),
+        _put_part,
+        _make_finish(_warp_bytes(format, k_tiles, stages)),
+    )
+
+
 def tiles_each(k_tiles: int) -> int:
     """Tiles along K of one warp."""
     return -(-k_tiles // PARTS)
@@ -196,6 +213,15 @@ def walk_stages(format: TensorFormat, k_tiles: int, block_shared_bytes: int) -> 
     """Stages of blocks that go on: two where two such blocks share a multiprocessor."""
     fits = PARTS * _warp_bytes(format, k_tiles, 2) + _STATIC_BYTES <= block_shared_bytes
     return 2 if fits and blocks_together(format, k_tiles, 2) >= 2 else 1
+
+
+def gate_stages(
+    format: TensorFormat, k_tiles: int, most_tiles: int, block_shared_bytes: int
+) -> int:
+    """Stages of blocks of up to ``most_tiles`` tiles; 0 where there is no room for one."""
+    if PARTS * _warp_bytes(format, k_tiles, 1) + _STATIC_BYTES > block_shared_bytes:
+        return 0
+    return walk_stages(format, k_tiles, block_shared_bytes) if most_tiles > 1 else 1
 
 
 def tiles_of_block(num_tokens: int) -> int:
@@ -208,10 +234,15 @@ def _stage_bytes(format: TensorFormat, k_tiles: int) -> int:
     return tiles_each(k_tiles) * 2 * PAIR_FORMATS[format].tile_bytes
 
 
+def _row_bytes(format: TensorFormat, k_tiles: int, stages: int) -> int:
+    """Rows of a warp: stages, or one k tile."""
+    return stages * _stage_bytes(format, k_tiles) or 2 * PAIR_FORMATS[format].tile_bytes
+
+
 def _warp_bytes(format: TensorFormat, k_tiles: int, stages: int) -> int:
     """Rows, columns and sums of a warp."""
     columns = tiles_each(k_tiles) * STORED_BYTES
-    return stages * _stage_bytes(format, k_tiles) + columns + 2 * _PART_BYTES
+    return _row_bytes(format, k_tiles, stages) + columns + 2 * _PART_BYTES
 
 
 def _make_ask_rows(format: TensorFormat, k_tiles: int) -> Any:

@@ -34,6 +34,7 @@ class KernelShapes:
         num_experts, experts_per_token, expert_width, shared_width: mixture; 0 for a dense MLP.
         block_shared_bytes: most shared memory of a block on the device, which shapes of blocks
             depend on; launchers ask their stream for it.
+        has_warpgroups: whether the device has warpgroup instructions; likewise.
     """
 
     hidden: int
@@ -53,6 +54,7 @@ class KernelShapes:
     expert_width: int
     shared_width: int
     block_shared_bytes: int = MULTIPROCESSOR_SHARED
+    has_warpgroups: bool = True
 
 
 class BlockParts(NamedTuple):

@@ -16,8 +16,8 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import expert_many, pointwise
 from ninfer.kernels.cuda.expert_columns import slot_steps
-from ninfer.kernels.cuda.expert_down import make_down, slots_each
-from ninfer.kernels.cuda.expert_gate import make_gate, tiles_of_block, walk_stages
+from ninfer.kernels.cuda.expert_down import down_kernel, slots_each
+from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, tiles_of_block
 from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, MAX_EXPERTS, make_plan, max_entries
 from ninfer.kernels.cuda.expert_rank import MAX_CHOSEN, make_rank, make_rank_and_gate
 from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS, padded_width
@@ -147,11 +147,12 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     made = [make_rank(shapes.num_experts), make_plan(shapes.num_experts)]
     made.append(make_rank_and_gate(shapes.num_experts, shapes.shared_width % CHUNK == 0))
     for format in PAIR_FORMATS:
-        stages = walk_stages(format, hidden_tiles, shapes.block_shared_bytes)
-        kinds = dict.fromkeys(((False, 1), (False, stages), (True, stages)))
+        most = shapes.block_shared_bytes
+        one, many = (gate_stages(format, hidden_tiles, tiles, most) for tiles in (1, 2))
+        kinds = dict.fromkeys(((False, one), (False, many), (True, many)))
         made += [make_gate(format, hidden_tiles, steps, *kind) for kind in kinds]
-        made.append(make_down(format, width_tiles, each))
-    return (*made, *expert_many.declared(shapes))
+        made.append(down_kernel(format, width_tiles, each, most))
+    return (*made, *(expert_many.declared(shapes) if shapes.has_warpgroups else ()))
 
 
 def _expect_rankable(chosen: int) -> None:
@@ -182,9 +183,7 @@ def _few(
         args = (experts.address, plan, order, experts.size, blocks, _ENTRY_COLUMNS)
         stream.launch(make_plan(num_experts), (1, 1, 1), args)
     most = tiles_of_block(num_tokens)
-    stages = 1
-    if most > 1:
-        stages = walk_stages(gate_up.format, _k_tiles(hidden), stream.shared_bytes)
+    stages = gate_stages(gate_up.format, _k_tiles(hidden), most, stream.shared_bytes)
     stream.launch(
         make_gate(gate_up.format, _k_tiles(hidden), slot_steps(chosen), is_listed, stages),
         (blocks_for(width // TILE_ROWS, most), blocks, 1),
@@ -204,7 +203,7 @@ def _few(
         ),
     )
     stream.launch(
-        make_down(down.format, _k_tiles(width), slots_each(chosen)),
+        down_kernel(down.format, _k_tiles(width), slots_each(chosen), stream.shared_bytes),
         (num_tokens, hidden // TILE_ROWS, 1),
         (
             down.storage.address,

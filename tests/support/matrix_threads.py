@@ -1,0 +1,57 @@
+"""Matrix instructions of a warp for simulators in which every thread is a Python thread.
+
+Threads of a warp lay their operands side by side and each makes its own results from them. Sums are
+float64, rounded once. Source: PTX ISA, fragments of ldmatrix and of mma.m16n8k16.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has memory and barriers."""
+
+    def gather(value: Any) -> list[Any]:
+        thread = block.place.thread
+        block.exchanged[thread] = value
+        block.warps[thread // 32].wait(wait_s)
+        found = block.exchanged[thread // 32 * 32 : thread // 32 * 32 + 32]
+        block.warps[thread // 32].wait(wait_s)
+        return list(found)
+
+    def rows(address: Any) -> list[Any]:
+        return [block.octets(at, 16).view(np.uint16).copy() for at in gather(int(address))]
+
+    def load_matrices(address: Any) -> tuple[Any, ...]:
+        lane, found = block.place.thread % 32, rows(address)
+        return tuple(found[8 * m + lane // 4].view(np.uint32)[lane % 4] for m in range(4))
+
+    def load_matrices_transposed(address: Any) -> tuple[Any, ...]:
+        lane, found = block.place.thread % 32, rows(address)
+        words = []
+        for m in range(4):
+            low, high = (int(found[8 * m + 2 * (lane % 4) + i][lane // 4]) for i in range(2))
+            words.append(np.uint32(low | high << 16))
+        return tuple(words)
+
+    def mma_bf16(*operands: Any) -> tuple[Any, ...]:
+        lane = block.place.thread % 32
+        words = np.array(gather([int(word) for word in operands[:6]]), np.uint32)
+        low = (words << np.uint32(16)).view(np.float32).astype(np.float64)
+        high = (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+        pairs = np.stack([low, high], axis=-1).reshape(8, 4, 6, 2)  # row, quarter, word, half
+        r, t = lane // 4, lane % 4
+        results = []
+        for i in range(4):
+            own = pairs[r, :, i // 2 : 4 : 2]  # words of a row: components 0..7, then 8..15
+            other = pairs[2 * t + i % 2, :, 4:]
+            results.append(np.float32(float(operands[6 + i]) + float(np.sum(own * other))))
+        return tuple(results)
+
+    return {
+        "load_matrices": load_matrices,
+        "load_matrices_transposed": load_matrices_transposed,
+        "mma_bf16": mma_bf16,
+    }
