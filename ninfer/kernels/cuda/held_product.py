@@ -40,7 +40,7 @@ from ninfer.kernels.cuda.held_walk import (
     make_walk,
     next_tile,
 )
-from ninfer.kernels.cuda.launch import block_parts
+from ninfer.kernels.cuda.launch import WARP, block_parts
 from ninfer.kernels.cuda.product_output import load_before, store_after, warp_index
 from ninfer.kernels.cuda.row_products import Formats, RowProduct
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
@@ -164,11 +164,14 @@ def make_held(  # noqa: PLR0915 - one loop, whose state is a lane's registers
         ptx.wait_for_predecessor()
         columns = uint32(own + uint32(columns_at))
         sums = uint32(columns + uint32(k_tiles) * uint32(K_TILE_BYTES))
-        _bring(columns, base, uint32(k_tiles) * uint32(K_TILE_BYTES // 16), num_columns)
-        _bring(sums, group_sums, uint32(k_tiles) * uint32(GROUP_SUM_BYTES // 16), int32(8))
+        # Warps of the same part share its columns, and wait for nobody else.
+        k_tile = uint32(part + team * uint32(PARTS))
+        while k_tile < uint32(k_tiles):
+            _bring(k_tile, lane, columns, base, sums, group_sums, num_columns)
+            k_tile = uint32(k_tile + uint32(TEAMS * PARTS))
         ptx.close_copies()
         ptx.wait_copies_0()
-        cuda.syncthreads()
+        ptx.sync_threads(uint32(part + uint32(1 + TEAMS)), uint32(TEAMS * WARP))
         x = uint32(columns + part * uint32(K_TILE_BYTES) + lane * uint32(16))
         s = uint32(sums + part * uint32(GROUP_SUM_BYTES) + (lane & uint32(3)) * uint32(8))
         made = uint32(own + uint32(sums_at) + team * uint32(TEAM_BYTES))
@@ -223,16 +226,24 @@ def make_held(  # noqa: PLR0915 - one loop, whose state is a lane's registers
 
 
 @device_function
-def _bring(to: Address, source: Address, pieces: Index, num_columns: Index) -> None:
-    """Ask for 16-byte pieces, all threads together; of every eight columns those that exist."""
-    first = uint32(0)
-    while first < pieces:
-        piece = uint32(first + uint32(cuda.threadIdx.x))
-        column = int32((piece >> uint32(2)) & uint32(7))
-        exists = uint32(piece < pieces) & uint32(column < num_columns)
-        at = source + uint64(piece) * uint64(16)
-        ptx.copy_weights_16_if(to + piece * uint32(16), at, exists)
-        first = uint32(first + uint32(HELD_THREADS))
+def _bring(
+    k_tile: Index,
+    lane: Index,
+    columns: Address,
+    base: Address,
+    sums: Address,
+    group_sums: Address,
+    num_columns: Index,
+) -> None:
+    """Ask for the columns of a k tile, of those that exist, and for their group sums."""
+    exists = uint32(int32(lane >> uint32(2)) < num_columns)
+    to = columns + k_tile * uint32(K_TILE_BYTES) + lane * uint32(16)
+    at = base + uint64(k_tile) * uint64(K_TILE_BYTES) + uint64(lane * uint32(16))
+    for slab in range(4):
+        ptx.copy_weights_16_if(to + uint32(slab * 512), at + uint64(slab * 512), exists)
+    to = sums + k_tile * uint32(GROUP_SUM_BYTES) + lane * uint32(16)
+    at = group_sums + uint64(k_tile) * uint64(GROUP_SUM_BYTES) + uint64(lane * uint32(16))
+    ptx.copy_weights_16_if(to, at, uint32(lane < uint32(GROUP_SUM_BYTES // 16)))
 
 
 def _choice(walks: tuple[Callable[..., Any], ...]) -> Any:
