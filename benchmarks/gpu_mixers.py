@@ -34,6 +34,7 @@ from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
+from ninfer.kernels.cuda.attention_expand import make_expand
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
@@ -305,7 +306,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
-    kernels = [make_merge(256), make_wide_prefill(), make_wide_int8_prefill()]
+    kernels = [make_merge(256), make_wide_prefill(), make_expand(), make_wide_int8_prefill()]
     kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
     for is_int8 in (False, True):
         kernels.append(make_split(256, is_int8, split_stages(256, is_int8)))

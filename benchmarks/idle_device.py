@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from ninfer import model_stack
 from ninfer.config import EngineConfig
+from ninfer.cuda.device import WIDE_SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.device import ALIGNMENT, host_array
 from ninfer.frontend.frontend import OutputOptions
@@ -25,7 +26,6 @@ from ninfer.models.package import GROUPWISE_INT
 from ninfer.runtime import Engine, RequestOptions, SyntheticModel
 from ninfer.tensor import DType, Shape, Tensor
 
-SCRATCH_BYTES: Final = 1 << 30
 COUNTERS: Final = 1 << 14
 NUM_MULTIPROCESSORS: Final = 132
 SHARED_BYTES: Final = 227 << 10
@@ -87,8 +87,8 @@ class IdleStream:
 
     def __init__(self, kernels: dict[str, Kernel]) -> None:
         self.kernels = kernels
-        arena = IdleArena("scratch", SCRATCH_BYTES)
-        self.scratch = arena.take((SCRATCH_BYTES,), DType.U8)
+        arena = IdleArena("scratch", WIDE_SCRATCH_BYTES)
+        self.scratch = arena.take((WIDE_SCRATCH_BYTES,), DType.U8)
         self.counters = arena.take((COUNTERS,), DType.U32)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Any, **_: Any) -> None:

@@ -19,7 +19,8 @@ SCRATCH_BYTES: Final = 96 << 20
 """Scratch memory of each stream: an expert layer's products of 1,024 tokens."""
 
 WIDE_SCRATCH_BYTES: Final = 384 << 20
-"""The same where there are warpgroups: 8,192 columns of 17,408 features, as those read them."""
+"""The same where there are warpgroups: 8,192 columns of 17,408 features, as those read them, or
+bf16 copies of int8 pages: 98,240 positions of four key heads of 256."""
 
 NUM_COUNTERS: Final = 1 << 14
 """Words of each stream that are zero between kernels: 128 rows of 128 key heads."""

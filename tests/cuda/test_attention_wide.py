@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import (
+    attention_expand,
     attention_prefill,
     attention_wide,
     attention_wide_int8,
@@ -16,6 +18,7 @@ from ninfer.kernels.cuda import (
     device_functions,
     fragments,
 )
+from ninfer.kernels.cuda.attention_expand import make_expand
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.tensor import DType
@@ -26,6 +29,7 @@ from tests.support.oracles.attention import gated_attention
 from tests.support.warpgroup_simulator import launch
 
 MODULES = (
+    attention_expand,
     attention_prefill,
     attention_wide,
     attention_wide_int8,
@@ -34,11 +38,7 @@ MODULES = (
     fragments,
 )
 HEAD_DIM = 256
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.I8], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize(
+every_chunk = pytest.mark.parametrize(
     ("first", "stop"),
     [
         (0, 3),  # one page, nothing after it
@@ -46,56 +46,113 @@ HEAD_DIM = 256
         (300, 361),  # six pages: every slot is used again
     ],
 )
-def test_a_block_holds_what_its_queries_attended(first: int, stop: int, dtype: DType) -> None:
-    num_heads, count = 2, stop - first
-    content = make_content(dtype, 1, HEAD_DIM, [stop])
-    rng = np.random.default_rng(0)
-    queries = f32_to_bf16(rng.normal(0, 1, (count, num_heads, HEAD_DIM)).astype(np.float32))
-    gates = f32_to_bf16(rng.normal(0, 2, (count, num_heads * HEAD_DIM)).astype(np.float32))
-    projected = np.full((count, 2 * (num_heads + 1) * HEAD_DIM), 0xFFFF, np.uint16)
-    projected[:, (num_heads + 1) * HEAD_DIM : -HEAD_DIM] = gates
-    width = num_heads * HEAD_DIM
-    is_int8 = dtype is DType.I8
-    names = ("keys", "values", "key_scales", "value_scales")
-    planes = dict(zip(names, content.planes, strict=False))
-    octets, at, views = lay_out(
-        {
-            "queries": queries,
-            "projected": projected,
-            **planes,
-            "table": content.table,
-            "rows": np.zeros(count, np.int32),
-            "positions": np.arange(first, stop, dtype=np.int32),
-            "out": np.full(fragments.input_bytes(count, width), 0xFF, np.uint8),
-        }
-    )
-    factor: Any = np.float32(HEAD_DIM**-0.5 * math.log2(math.e))
-    operands = ("queries", "projected", *planes, "table", "rows", "positions", "out")
-    addresses: list[Any] = [np.uint64(at[name]) for name in operands]
-    addresses.append(addresses[-1] + np.uint64(fragments.fragment_bytes(count, width)))
-    extents = (count, num_heads, 1, content.table.shape[1], width)
-    numbers: list[Any] = [np.int32(extent) for extent in extents]
 
-    launch(
-        MODULES,
-        octets,
-        make_wide_int8_prefill() if is_int8 else make_wide_prefill(),
-        (1, num_heads, 1),
-        [*addresses, *numbers, factor],
-    )
 
-    words, sums = fragments.unpack_columns(views["out"], count, width)
-    exact = gated_attention(
-        bf16_to_f32(queries).astype(float),
-        bf16_to_f32(gates).astype(float).reshape(count, num_heads, HEAD_DIM),
-        [content.keys[0]] * count,
-        [content.values[0]] * count,
-        list(range(first + 1, stop + 1)),
-        HEAD_DIM**-0.5,
-    )
-    error = np.linalg.norm(bf16_to_f32(words) - exact, axis=1) / np.linalg.norm(exact, axis=1)
-    assert error.max() <= 2.0**-7
-    assert np.isfinite(sums).all()
+NUM_HEADS = 2
+
+
+class Chunk:
+    """One sequence of one key head, and a chunk of queries of two heads, in one memory."""
+
+    def __init__(self, first: int, stop: int, dtype: DType) -> None:
+        self.first, self.stop, self.count = first, stop, stop - first
+        self.content = make_content(dtype, 1, HEAD_DIM, [stop])
+        rng, count = np.random.default_rng(0), self.count
+        numbers = rng.normal(0, 1, (count, NUM_HEADS, HEAD_DIM)).astype(np.float32)
+        self.queries = f32_to_bf16(numbers)
+        gates = rng.normal(0, 2, (count, NUM_HEADS * HEAD_DIM)).astype(np.float32)
+        self.gates = f32_to_bf16(gates)
+        projected = np.full((count, 2 * (NUM_HEADS + 1) * HEAD_DIM), 0xFFFF, np.uint16)
+        projected[:, (NUM_HEADS + 1) * HEAD_DIM : -HEAD_DIM] = self.gates
+        self.width = NUM_HEADS * HEAD_DIM
+        names = ("keys", "values", "key_scales", "value_scales")
+        self.planes = dict(zip(names, self.content.planes, strict=False))
+        pages = -(-stop // 64)
+        self.octets, self.at, self.views = lay_out(
+            {
+                "queries": self.queries,
+                "projected": projected,
+                **self.planes,
+                "table": self.content.table,
+                "rows": np.zeros(count, np.int32),
+                "positions": np.arange(first, stop, dtype=np.int32),
+                "wide_keys": np.full((pages, 64, HEAD_DIM), 0xFFFF, np.uint16),
+                "wide_values": np.full((pages, 64, HEAD_DIM), 0xFFFF, np.uint16),
+                "wide_table": np.full(pages, -1, np.int32),
+                "out": np.full(fragments.input_bytes(count, self.width), 0xFF, np.uint8),
+            }
+        )
+
+    def addresses(self, *names: str) -> list[Any]:
+        return [np.uint64(self.at[name]) for name in names]
+
+    def attend(self, kernel: Kernel, planes: tuple[str, ...], table: str, limit: int) -> Any:
+        """Run a kernel; its output [T, heads * D] as bf16 words."""
+        self.views["out"][...] = 0xFF
+        operands = ("queries", "projected", *planes, table, "rows", "positions", "out")
+        sums = self.at["out"] + fragments.fragment_bytes(self.count, self.width)
+        extents = (self.count, NUM_HEADS, 1, self.content.table.shape[1], self.width, limit)
+        numbers = [np.uint64(sums), *(np.int32(extent) for extent in extents)]
+        factor = np.float32(HEAD_DIM**-0.5 * math.log2(math.e))
+        arguments: list[Any] = [*self.addresses(*operands), *numbers, factor]
+        launch(MODULES, self.octets, kernel, (1, NUM_HEADS, 1), arguments)
+        words, _ = fragments.unpack_columns(self.views["out"], self.count, self.width)
+        return words
+
+    def expand(self, limit: int) -> None:
+        names = (*self.planes, "table", "rows", "positions", "wide_keys", "wide_values")
+        extents = (self.count, 1, self.content.table.shape[1], limit)
+        numbers = [np.int32(extent) for extent in extents]
+        arguments: list[Any] = [*self.addresses(*names, "wide_table"), *numbers]
+        launch(MODULES, self.octets, make_expand(), (2, 1, 1), arguments)
+
+    def error(self, words: Any) -> float:
+        """Largest error of a column, relative to the column's norm."""
+        exact = gated_attention(
+            bf16_to_f32(self.queries).astype(float),
+            bf16_to_f32(self.gates).astype(float).reshape(self.queries.shape),
+            [self.content.keys[0]] * self.count,
+            [self.content.values[0]] * self.count,
+            list(range(self.first + 1, self.stop + 1)),
+            HEAD_DIM**-0.5,
+        )
+        error = np.linalg.norm(bf16_to_f32(words) - exact, axis=1)
+        return float((error / np.linalg.norm(exact, axis=1)).max())
+
+
+@pytest.mark.slow
+@every_chunk
+def test_a_block_holds_what_its_queries_attended(first: int, stop: int) -> None:
+    chunk = Chunk(first, stop, DType.BF16)
+
+    words = chunk.attend(make_wide_prefill(), ("keys", "values"), "table", stop)
+
+    assert chunk.error(words) <= 2.0**-7
+
+
+@pytest.mark.slow
+@every_chunk
+def test_codes_turned_here_or_there_give_the_same_bits(first: int, stop: int) -> None:
+    chunk = Chunk(first, stop, DType.I8)
+
+    directly = chunk.attend(make_wide_int8_prefill(), tuple(chunk.planes), "table", stop - 1)
+    chunk.expand(stop)
+    wide = chunk.attend(make_wide_prefill(), ("wide_keys", "wide_values"), "wide_table", stop)
+
+    assert chunk.error(directly) <= 2.0**-7
+    np.testing.assert_array_equal(wide, directly)
+
+
+def test_a_sequence_is_attended_by_the_one_kernel_or_by_the_other() -> None:
+    chunk = Chunk(0, 3, DType.I8)
+
+    chunk.expand(2)
+    wide = chunk.attend(make_wide_prefill(), ("wide_keys", "wide_values"), "wide_table", 2)
+    directly = chunk.attend(make_wide_int8_prefill(), tuple(chunk.planes), "table", 3)
+
+    assert (wide == 0xFFFF).all()
+    assert (directly == 0xFFFF).all()
+    assert (chunk.views["wide_table"] == -1).all()
 
 
 def test_a_component_is_its_code_times_its_scale_within_half_a_step() -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import build, complaints
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
+from ninfer.kernels.cuda.attention_expand import make_expand
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill
@@ -33,6 +34,7 @@ TINY = DeltaHeads(2, 4, 32, 32)
 REAL = DeltaHeads(16, 48, 128, 128)
 SMALL = [
     partial(make_merge, 256),
+    make_expand,
     partial(make_columns, TINY, False),
     partial(make_window, TINY),
     partial(make_gated_norm, TINY),

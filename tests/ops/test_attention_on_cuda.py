@@ -152,3 +152,17 @@ def test_chunks_do_not_change_a_bit_of_a_prefill(dtype: DType) -> None:
     ]
 
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 300), (1500, 1640)])
+def test_a_sequence_too_long_for_the_scratch_memory_gets_the_same_bits(
+    first: int, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = random_columns(12, 2, 256, [(0, position) for position in range(first, stop)])
+    content = make_content(DType.I8, 2, 256, [stop])
+    whole = attend(columns, content, is_prefill=True)
+
+    monkeypatch.setattr("ninfer.kernels.cuda.attention_expand.POSITION_BYTES", 1 << 40)
+    beyond = attend(columns, content, is_prefill=True)
+
+    np.testing.assert_array_equal(beyond, whole)

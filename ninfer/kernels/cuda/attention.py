@@ -3,18 +3,24 @@
 Decode takes any columns: a fixed grid works on fixed splits of every column's positions
 (`attention_decode`; `attention_page_decode` where a block has little shared memory), and partial
 results lie in the stream's scratch memory, for as many columns at a time as fit. Prefill takes
-consecutive positions of one sequence (`attention_prefill`; for heads of 256 `attention_wide` and
-`attention_wide_int8` on warpgroups, `attention_page_prefill` elsewhere). The two differ in
-arithmetic; each depends on a column's own position and cache alone.
+consecutive positions of one sequence (`attention_prefill`; for heads of 256 `attention_wide` on
+warpgroups, `attention_page_prefill` elsewhere). The two differ in arithmetic; each depends on a
+column's own position and cache alone.
+
+On warpgroups int8 pages are turned into bf16 pages in the scratch memory first. Where a sequence
+could be too long for that, and only the device knows how long it is, a kernel that turns codes
+itself is launched behind, and either does the work: they give the same bits.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
+from ninfer.kernels.cuda.attention_expand import ScratchPages, make_expand
 from ninfer.kernels.cuda.attention_merge import block_components, make_merge
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import WARP_QUERIES, make_page_prefill, page_warps
@@ -31,6 +37,8 @@ from ninfer.tensor import DType, LinearInput, Tensor
 # What fits on the 132 multiprocessors of an H200; right on any other device.
 _BLOCKS: Final = {DType.BF16: 132, DType.I8: 264}
 _HEAD_DIMS: Final = (64, 128, 256)
+_EXPAND_BLOCKS: Final = 4 * 132
+_ENDLESS: Final = 2**31 - 1  # positions
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -120,28 +128,40 @@ def paged_prefill(
     num_columns, num_heads, head_dim = queries.shape
     _expect_heads(head_dim, kv)
     is_int8 = kv.keys.dtype is DType.I8
-    is_wide = stream.has_warpgroups and head_dim == HEAD_DIM
-    prefill, tile_queries = _prefill(head_dim, is_int8, is_wide, stream.shared_bytes)
-    planes = _plane_addresses(kv)
-    stream.launch(
-        prefill,
-        (blocks_for(num_columns, tile_queries), num_heads, 1),
-        (
-            queries.address,
-            projected.address,
-            *(planes[:2] if is_wide and not is_int8 else planes),
-            kv.block_table.address,
-            table_rows.address,
-            positions.address,
-            *block_parts(out)[:2],
-            num_columns,
-            num_heads,
-            kv.keys.shape[1],
-            kv.block_table.shape[1],
-            block_parts(out).padded,
-            scale * _LOG2_E,
-        ),
-    )
+    num_kv_heads, table_width = kv.keys.shape[1], kv.block_table.shape[1]
+    base, sums, padded = block_parts(out)
+    rows, starts = table_rows.address, positions.address
+
+    def attend(
+        kernel: Kernel,
+        planes: Sequence[int],
+        table: int,
+        width: int,
+        *limit: int,
+        tile_queries: int = TILE_QUERIES,
+    ) -> None:
+        grid = blocks_for(num_columns, tile_queries), num_heads, 1
+        places = table, rows, starts, base, sums
+        extents = num_columns, num_heads, num_kv_heads, width, padded, *limit
+        given = queries.address, projected.address, *planes, *places, *extents
+        stream.launch(kernel, grid, (*given, scale * _LOG2_E))
+
+    planes, table = _plane_addresses(kv), kv.block_table.address
+    if not (stream.has_warpgroups and head_dim == HEAD_DIM):
+        prefill, tile_queries = _prefill(head_dim, is_int8, stream.shared_bytes)
+        attend(prefill, planes, table, table_width, tile_queries=tile_queries)
+    elif not is_int8:
+        attend(make_wide_prefill(), planes[:2], table, table_width, _ENDLESS)
+    else:
+        pages = ScratchPages(stream.scratch, num_kv_heads, table_width)
+        wide = pages.keys, pages.values, pages.table
+        extents = num_columns, num_kv_heads, table_width, pages.limit
+        given = *planes, table, rows, starts, *wide, *extents
+        stream.launch(make_expand(), (_EXPAND_BLOCKS, 1, 1), given)
+        # The rows of its table are no bytes apart: whichever is asked for, it is the written one.
+        attend(make_wide_prefill(), wide[:2], pages.table, 0, pages.limit)
+        if table_width * PAGE_TOKENS > pages.limit:
+            attend(make_wide_int8_prefill(), planes, table, table_width, pages.limit)
 
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
@@ -149,9 +169,12 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     head_dim, most = shapes.head_dim, shapes.block_shared_bytes
     is_wide = shapes.has_warpgroups and head_dim == HEAD_DIM
     made = [make_merge(head_dim)]
+    if is_wide:
+        made += [make_wide_prefill(), make_wide_int8_prefill(), make_expand()]
     for is_int8 in (False, True):
         made.append(_split(head_dim, is_int8, most))
-        made.append(_prefill(head_dim, is_int8, is_wide, most)[0])
+        if not is_wide:
+            made.append(_prefill(head_dim, is_int8, most)[0])
     return tuple(made)
 
 
@@ -163,12 +186,8 @@ def _split(head_dim: int, is_int8: bool, block_shared_bytes: int) -> Kernel:
     return make_split(head_dim, is_int8, stages)
 
 
-def _prefill(
-    head_dim: int, is_int8: bool, is_wide: bool, block_shared_bytes: int
-) -> tuple[Kernel, int]:
-    """Kernel of prefill, and the queries of its blocks."""
-    if is_wide:
-        return make_wide_int8_prefill() if is_int8 else make_wide_prefill(), TILE_QUERIES
+def _prefill(head_dim: int, is_int8: bool, block_shared_bytes: int) -> tuple[Kernel, int]:
+    """Kernel of prefill without warpgroups, and the queries of its blocks."""
     if head_dim == HEAD_DIM:
         warps = page_warps(head_dim, block_shared_bytes)
         return make_page_prefill(head_dim, is_int8, warps), WARP_QUERIES * warps

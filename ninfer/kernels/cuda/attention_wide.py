@@ -9,8 +9,9 @@ eight rows: no barrier of the block stands between the warpgroups, so that one m
 other makes weights. Tiles are pages, that is fixed absolute positions, and positions behind a
 query's own add nothing: a query's result does not depend on where its chunk begins or ends. Blocks
 of late queries, which have most to do, start first. Traffic: the cached rows once for each block,
-from the second-level cache mostly; 4 D FLOP a query and position. Bf16 pages of heads of 256 only
-(`attention_prefill` takes the others). Source: flash attention 3, 2024.
+from the second-level cache mostly; 4 D FLOP a query and position. Bf16 pages of heads of 256 only,
+also those that `attention_expand` makes of int8 pages (`attention_prefill` takes the others).
+Source: flash attention 3, 2024.
 """
 
 from functools import cache
@@ -84,7 +85,10 @@ def fetch_rows(
 
 @cache
 def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
-    """Grid (query tiles, heads), block (256,)."""
+    """Grid (query tiles, heads), block (256,).
+
+    Nothing is done where the chunk ends at a position of more than ``limit``.
+    """
     write = make_write(HEAD_DIM)
 
     def wide_prefill(  # noqa: C901, PLR0915 - as above
@@ -102,6 +106,7 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         num_kv_heads: int,
         table_width: int,
         padded: int,
+        limit: int,
         factor: float,
     ) -> None:
         memory = cuda.shared.array(0, uint64)
@@ -124,6 +129,8 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         table_row = ptx.load_i32(table_rows)
         block_row = block_table + uint64(table_row) * uint64(table_width * 4)
         start = ptx.load_i32(positions)
+        if start + int32(num_columns) > int32(limit):
+            return
         length = start + min(first + int32(QUERIES), int32(num_columns))
         tiles = (length + int32(TILE - 1)) >> int32(6)
         fetch_queries(shared, queries, first, num_columns, head, num_heads)
@@ -232,7 +239,7 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
     return Kernel(
         "attention_prefill_wide",
         wide_prefill,
-        (Param.ADDRESS,) * 9 + (Param.I32,) * 5 + (Param.F32,),
+        (Param.ADDRESS,) * 9 + (Param.I32,) * 6 + (Param.F32,),
         threads=THREADS,
         max_registers=255,
         dynamic_shared_bytes=_SHARED_BYTES,

@@ -1,4 +1,8 @@
-"""Prefill attention on Hopper over int8 pages: two warpgroups of 64 queries each.
+"""Prefill attention on Hopper over int8 pages that have no room as bf16 pages.
+
+`attention_expand` and `attention_wide` are faster, and have the same bits, where scratch memory has
+room for the sequence. Here nothing but the pages themselves is needed: two warpgroups of 64 queries
+each turn codes on their way.
 
 The recurrence, tiles, slots and barriers are those of `attention_wide`. Codes of a page come by
 asynchronous copies to a place where every thread finds the bytes that it has asked for itself; it
@@ -112,11 +116,17 @@ def scaled_words(word: Any, high: Any, low: Any) -> Any:
 
 
 @device_function
-def widen(codes: Any, target: Any, scale: Any) -> None:
-    """Turn a thread's 16 codes of a group into two pieces of a row, and scale them."""
+def split_scale(scale: Any) -> Any:
+    """High and low part of a scale, each in both halves of a word."""
     high = ptx.bf16x2_of_f32(scale, scale)
     rest = scale - ptx.f32_of_bits(high << uint32(16))
-    low = ptx.bf16x2_of_f32(rest, rest)
+    return high, ptx.bf16x2_of_f32(rest, rest)
+
+
+@device_function
+def widen(codes: Any, target: Any, scale: Any) -> None:
+    """Turn a thread's 16 codes of a group into two pieces of a row, and scale them."""
+    high, low = split_scale(scale)
     a, b, c, d = ptx.shared_u32x4(uint32(codes))
     w0, w1 = scaled_words(a, high, low)
     w2, w3 = scaled_words(b, high, low)
@@ -151,7 +161,10 @@ def publish(is_first: Any, full: Any) -> None:
 
 @cache
 def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state is a lane's registers
-    """Grid (query tiles, heads), block (256,)."""
+    """Grid (query tiles, heads), block (256,).
+
+    Nothing is done where the chunk ends at a position of at most ``limit``.
+    """
     write = make_write(HEAD_DIM)
 
     def wide_prefill(  # noqa: PLR0915 - as above
@@ -171,6 +184,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         num_kv_heads: int,
         table_width: int,
         padded: int,
+        limit: int,
         factor: float,
     ) -> None:
         memory = cuda.shared.array(0, uint64)
@@ -191,6 +205,8 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         table_row = ptx.load_i32(table_rows)
         block_row = block_table + uint64(table_row) * uint64(table_width * 4)
         start = ptx.load_i32(positions)
+        if start + int32(num_columns) <= int32(limit):
+            return
         length = start + min(first + int32(QUERIES), int32(num_columns))
         tiles = (length + int32(TILE - 1)) >> int32(6)
         slots, full_at = shared + uint32(SLOTS_AT), shared + uint32(_FULL_AT)
@@ -309,7 +325,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
     return Kernel(
         "attention_prefill_wide_int8",
         wide_prefill,
-        (Param.ADDRESS,) * 11 + (Param.I32,) * 5 + (Param.F32,),
+        (Param.ADDRESS,) * 11 + (Param.I32,) * 6 + (Param.F32,),
         threads=THREADS,
         max_registers=255,
         dynamic_shared_bytes=_SHARED_BYTES,
