@@ -174,18 +174,51 @@ def uninterrupted(call: Callable[[], _Result]) -> _Result:
     return call()
 
 
+def finish(wait: Callable[[], _Result]) -> _Result:
+    """Wait to the end although signals interrupt it, then raise what the last of them became.
+
+    For waits after which memory goes that another thread still uses.
+
+    Args:
+        wait: waits for something that ends by itself; called again after an interruption.
+    """
+    interruption: BaseException | None = None
+    while True:
+        try:
+            result = wait()
+        except BaseException as error:
+            if ending_signal(error) is None:
+                raise
+            interruption = error
+        else:
+            if interruption is not None:
+                raise interruption
+            return result
+
+
 def _breaks_something(frame: FrameType | None) -> bool:
-    """Tell whether an exception out of this frame would leave a lock or a pair of steps broken."""
+    """Tell whether an exception out of this frame would leave something broken.
+
+    A lock, steps that belong together, or an import: extension modules replace an exception by one
+    of their own that knows nothing of it.
+    """
     if frame is None:
         return False
     if frame.f_globals.get("__name__") in _LOCK_MODULES and not _is_waiting(frame):
         return True
     outer: FrameType | None = frame
     while outer is not None:
-        if outer.f_code is uninterrupted.__code__:
+        if outer.f_code is uninterrupted.__code__ or _is_import(outer):
             return True
         outer = outer.f_back
     return False
+
+
+def _is_import(frame: FrameType) -> bool:
+    return (
+        frame.f_code.co_name == "_find_and_load"
+        and frame.f_globals.get("__name__") == "importlib._bootstrap"
+    )
 
 
 def _is_waiting(frame: FrameType) -> bool:

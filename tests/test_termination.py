@@ -14,7 +14,14 @@ import pytest
 from ninfer import termination
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.errors import ConfigurationError
-from ninfer.termination import HungUp, SignalRaiser, Terminated, ending_signal, uninterrupted
+from ninfer.termination import (
+    HungUp,
+    SignalRaiser,
+    Terminated,
+    ending_signal,
+    finish,
+    uninterrupted,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DOORS = {
@@ -282,3 +289,49 @@ def test_lost_exception_is_raised_later(raiser: SignalRaiser) -> None:
     raiser.raise_later(signal.SIGUSR1)
 
     assert isinstance(caught(lambda: time.sleep(20)), Terminated)
+
+
+def test_wait_that_must_be_finished_goes_on_after_interruptions() -> None:
+    calls: list[type[BaseException]] = [KeyboardInterrupt, Terminated]
+
+    def wait() -> None:
+        if calls:
+            raise calls.pop(0)
+
+    assert isinstance(caught(lambda: finish(wait)), Terminated)
+    assert calls == []
+    assert finish(lambda: 7) == 7
+    assert isinstance(caught(lambda: finish(lambda: [].pop())), IndexError)
+
+
+def test_signal_during_an_import_waits_for_its_end(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        "import signal, time\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+        "time.sleep(0.05)\n"
+        "print('imported')\n"
+    )
+    body = f"""
+sys.path.append({str(tmp_path)!r})
+def run(arguments):
+    import slow_module
+    time.sleep(20)
+"""
+    done = leave("ninfer", body)
+
+    assert (done.returncode, done.stdout, done.stderr) == (143, "imported\n", "")
+
+
+@pytest.mark.parametrize("door", ["ninfer.cli.entry", "tools.convert.__main__"])
+def test_door_loads_nothing_before_it_hears_signals(door: str) -> None:
+    program = f"import sys, {door}; print(*(name for name in sys.modules if 'ninfer' in name))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+
+    loaded = {name for name in done.stdout.split() if not name.startswith("__editable__")}
+    assert loaded <= {
+        *("ninfer", "ninfer.cli", "ninfer.cli.collection", "ninfer.cli.entry"),
+        *("ninfer.termination", "ninfer.version"),
+    }

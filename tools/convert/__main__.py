@@ -1,11 +1,14 @@
-"""``python -m tools.convert SRC DST``: the converter without the rest of the command line."""
+"""``python -m tools.convert SRC DST``: the converter without the rest of the command line.
+
+Imports nothing of it at module level, so that a signal that arrives while it is being imported
+ends the process like one that arrives later.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ninfer.convert.command import add_arguments, run
 from ninfer.termination import EndingSignals, ending_signal, exit_code_of_signal
 
 
@@ -18,6 +21,8 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0 done, 1 input or output failed, 2 wrong usage, 3 the checkpoint cannot be converted.
     """
+    from ninfer.convert.command import add_arguments, run  # see the module's docstring
+
     parser = argparse.ArgumentParser(
         prog="python -m tools.convert",
         description="Convert a safetensors checkpoint to a .ninfer artifact.",
