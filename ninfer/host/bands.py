@@ -6,11 +6,12 @@ lock, which is what makes threads worth having here.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from ninfer.errors import InvariantError
+from ninfer.termination import finish, uninterrupted
 
 
 def split_bands(num_rows: int, num_bands: int) -> tuple[tuple[int, int], ...]:
@@ -46,19 +47,29 @@ class BandPool:
         num_bands = max(1, min(self.num_threads, num_rows // max(1, min_rows)))
         bands = split_bands(num_rows, num_bands)
         pending: list[Future[object]] = []
-        if len(bands) > 1:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self.num_threads - 1, "ninfer-host")
-            executor = self._executor
-            pending = [executor.submit(kernel, a, b, *args) for a, b in bands[1:]]
         try:
+            if len(bands) > 1:
+                uninterrupted(lambda: self._submit(kernel, bands[1:], args, pending))
             if bands:
                 kernel(*bands[0], *args)
         finally:
-            failures = [future.exception() for future in pending]
+            # Whatever happens: the caller may free the memory that the bands write.
+            failures = [finish(future.exception) for future in pending]
         for failure in failures:
             if failure is not None:
                 raise failure
+
+    def _submit(
+        self,
+        kernel: Callable[..., object],
+        bands: Iterable[tuple[int, int]],
+        args: tuple[Any, ...],
+        pending: list[Future[object]],
+    ) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.num_threads - 1, "ninfer-host")
+        for first, stop in bands:
+            pending.append(self._executor.submit(kernel, first, stop, *args))
 
     def close(self) -> None:
         """Join the threads; idempotent."""

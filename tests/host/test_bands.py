@@ -1,4 +1,7 @@
+import signal
 import threading
+import time
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -6,6 +9,7 @@ from hypothesis import strategies as st
 
 from ninfer.errors import InvariantError
 from ninfer.host.bands import BandPool, split_bands
+from ninfer.termination import Terminated
 
 
 @given(num_rows=st.integers(0, 200), num_bands=st.integers(1, 17))
@@ -71,3 +75,29 @@ def test_closed_pool_runs_nothing() -> None:
 
     with pytest.raises(InvariantError):
         pool.run(lambda first, stop: None, 2, 1, ())
+
+
+def test_interrupted_call_still_waits_for_every_band() -> None:
+    done: list[int] = []
+    pool = BandPool(2)
+
+    def kernel(first: int, stop: int) -> None:
+        if first:
+            time.sleep(0.2)
+            done.append(first)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(Terminated):
+            pool.run(kernel, 2, 1, ())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert done == [1]
+    pool.close()
