@@ -1,7 +1,9 @@
 """The engine on its real thread: concurrent streams, cancellation at every state, no leaks."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -11,6 +13,7 @@ from ninfer.engine.intake import EngineState
 from ninfer.engine.response_channel import GenerationHandle
 from ninfer.errors import CapacityError, EngineClosed, EngineFailed, NinferError
 from ninfer.generation import FinishReason, GenerationEvent, GenerationResult, OutputCommitted
+from ninfer.termination import Terminated
 from tests.support.scripted_books import Faults
 from tests.support.scripted_program import ScriptedProgram
 from tests.support.scripted_session import make_request
@@ -66,8 +69,11 @@ class Gate:
                 self._reached.set()
                 assert self._go.wait(PATIENCE_S)
 
-    def act(self, action: Callable[[], None]) -> None:
+    def wait_reached(self) -> None:
         assert self._reached.wait(PATIENCE_S)
+
+    def act(self, action: Callable[[], None]) -> None:
+        self.wait_reached()
         action()
         self._go.set()
 
@@ -251,4 +257,30 @@ def test_a_thousand_dropped_handles_leave_no_capacity_behind() -> None:
 
     assert core.status().outstanding == 0
     assert core.status().counters.accepted + refused == 1000
+    program.check_idle()
+
+
+def test_close_that_is_interrupted_still_waits_for_the_thread() -> None:
+    gate = Gate("decode", 2)
+    program = make_program(observe=gate.observe)
+    worker = EngineWorker(EngineCore(program, max_pending=0))
+    worker.start()
+    handle = worker.core.submit(make_request(program, 1, max_new_tokens=12))
+    gate.wait_reached()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        threading.Timer(0.1, gate.act, [lambda: None]).start()
+        raise Terminated
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Terminated):
+            worker.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert not worker.is_alive
+    assert handle.is_done
     program.check_idle()
