@@ -31,7 +31,7 @@ from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server_state import ServerMove, ServerState
 from ninfer.generation import number_text
 from ninfer.runtime import Engine, EngineState, Progress
-from ninfer.termination import SignalRaiser
+from ninfer.termination import SignalRaiser, Terminated
 
 POLL_S: Final = 0.1
 """Longest time until the main thread notices a signal or a failed engine."""
@@ -73,43 +73,66 @@ def serve(plan: ServePlan) -> ServeEnd:
     """
     with ExitStack() as stack:
         stop = stack.enter_context(_signals())
-        log = None
-        if plan.settings.request_log is not None:
-            log = stack.enter_context(RequestLog(plan.settings.request_log))
-        metrics = Metrics()
-        gateway = build_gateway(
-            plan.settings, plan.config, observers=[metrics] if log is None else [metrics, log]
-        )
-        metrics.attach(gateway.life, lambda: unready_reason(gateway))
-        app = create_app(gateway, metrics)
-        is_debugging = plan.settings.http_server == "werkzeug"
-        server: HttpServer | DebugServer = (
-            DebugServer(app, gateway) if is_debugging else HttpServer(app, gateway)
-        )
-        stack.enter_context(server)
-        plan.announce(f"listening on {address_url(plan.settings.host, server.port)}")
         try:
-            engine = stack.enter_context(plan.load(gateway.life.note_loading))
-            gateway.life.note_phase("grammars")
-            engine.frontend.warm_up_grammars()
-        except StoppedWhileLoading:
-            gateway.life.move(ServerMove.DRAIN)
+            server = _load(plan, stack)
+            stop.end_loading()
+        except BaseException:  # The signal's exception, or what replaced it on its way.
+            if stop.count == 0:
+                raise
+            stop.end_loading()
             plan.announce("stopped while loading")
             return ServeEnd.DRAINED
-        stop.end_loading()
+        gateway, engine, log = server.gateway, server.engine, server.log
         gateway.life.note_loaded(engine)
         if log is not None:
             log.note_server_start(plan.arguments, engine)
         plan.announce(f"ready: {engine.model_id}, {plan.config.max_concurrency} at a time")
         end = _wait_and_drain(gateway, engine, stop, log, plan)
-        server.close()
+        server.http.close()
         if log is not None:
             log.note_server_stop(end.name.lower())
         plan.announce("failed" if end is ServeEnd.FAILED else "stopped")
         return end
 
 
-class StoppedWhileLoading(BaseException):
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Everything that was built; the stack that it was built on closes it."""
+
+    gateway: Gateway
+    http: HttpServer | DebugServer
+    engine: Engine
+    log: RequestLog | None
+
+
+def _load(plan: ServePlan, stack: ExitStack) -> _Server:
+    """Listen, then build the engine while requests are told to wait."""
+    log = None
+    if plan.settings.request_log is not None:
+        log = stack.enter_context(RequestLog(plan.settings.request_log))
+    metrics = Metrics()
+    gateway = build_gateway(
+        plan.settings, plan.config, observers=[metrics] if log is None else [metrics, log]
+    )
+    metrics.attach(gateway.life, lambda: unready_reason(gateway))
+    app = create_app(gateway, metrics)
+    is_debugging = plan.settings.http_server == "werkzeug"
+    server: HttpServer | DebugServer = (
+        DebugServer(app, gateway) if is_debugging else HttpServer(app, gateway)
+    )
+    stack.enter_context(server)
+    plan.announce(f"listening on {address_url(plan.settings.host, server.port)}")
+    try:
+        engine = stack.enter_context(plan.load(gateway.life.note_loading))
+        gateway.life.note_phase("grammars")
+        engine.frontend.warm_up_grammars()
+    except StoppedWhileLoading:
+        gateway.life.move(ServerMove.DRAIN)
+        raise
+    return _Server(gateway, server, engine, log)
+
+
+class StoppedWhileLoading(Terminated):
     """A signal arrived before there was anything to drain."""
 
 

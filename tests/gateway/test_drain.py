@@ -14,6 +14,7 @@ import pytest
 
 from ninfer.config import EngineConfig
 from ninfer.frontend.grammar_compiler import GrammarCompiler
+from ninfer.gateway import server as server_module
 from ninfer.gateway.gateway_settings import GatewaySettings
 from ninfer.gateway.server import ServeEnd, ServePlan, serve
 from ninfer.runtime import Engine, Progress
@@ -225,6 +226,41 @@ def test_signal_while_loading_ends_the_server() -> None:
         terminate()
 
     assert drill.run(client) is ServeEnd.DRAINED
+
+
+def test_signal_before_the_server_listens_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(server_module, "create_app", lambda gateway, metrics: terminate())
+
+    end = serve(
+        ServePlan(GatewaySettings(port=0), CONFIG, lambda _: ScriptedEngine(), (), lines.append)
+    )
+
+    assert (end, lines) == (ServeEnd.DRAINED, ["stopped while loading"])
+
+
+def test_signal_whose_exception_was_replaced_while_loading_ends_the_server() -> None:
+    lines: list[str] = []
+
+    def load(progress: Progress) -> Engine:
+        try:
+            terminate()
+            time.sleep(PATIENCE_S)
+        except BaseException:  # noqa: BLE001 - as extension modules do
+            raise ImportError("no good reason") from None
+        return ScriptedEngine()
+
+    end = serve(ServePlan(GatewaySettings(port=0), CONFIG, load, (), lines.append))
+
+    assert (end, lines[1:]) == (ServeEnd.DRAINED, ["stopped while loading"])
+
+
+def test_failure_while_loading_is_no_stop() -> None:
+    def load(progress: Progress) -> Engine:
+        raise ImportError("a good reason")
+
+    with pytest.raises(ImportError, match="a good reason"):
+        serve(ServePlan(GatewaySettings(port=0), CONFIG, load))
 
 
 def test_failed_engine_ends_the_server_after_its_replies() -> None:
