@@ -7,6 +7,7 @@ arrays. A matrix load whose rows share a bank of shared memory fails.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ninfer.cuda import ptx
 from ninfer.kernels.cuda.delta_blocks import TRIANGLE_BYTES
 from tests.support import warp_simulator as base
 from tests.support.warp_simulator import GLOBAL, LANES, WarpSimulator
@@ -73,7 +75,7 @@ class _Intrinsics(base._Intrinsics):
         read = _lanes(nbytes) != 0
         safe = np.where(read, _lanes(source).astype(np.int64), GLOBAL)
         words = [np.where(read, word, 0).astype(_U32) for word in self._world.load(safe, _U32, 4)]
-        self._shared.store(to, words, _U32)
+        self._copies.asked.append(partial(self._shared.store, to, words, _U32))
 
     def _rows(self, address: Any) -> Array:
         """Rows of four 8 x 8 matrices; those of one matrix lie in different banks."""
@@ -116,6 +118,7 @@ class MixerSimulator(WarpSimulator):
             pytest.MonkeyPatch.context() as p,
         ):
             intrinsics = _Intrinsics(self.memory, shared)
+            p.setattr(type(ptx.wait_copies_0), "__call__", lambda wait: intrinsics.wait(wait))
             stand_ins = {
                 "ptx": intrinsics,
                 "math": SimpleNamespace(exp=np.exp, log1p=np.log1p, log2=math.log2, e=math.e),

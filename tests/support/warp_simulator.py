@@ -1,15 +1,18 @@
 """Kernels on the CPU: every warp is one Python thread, its lanes are NumPy arrays.
 
 Kernel functions are plain Python over intrinsics, so that with other intrinsics the same text runs
-without a device: lanes are arrays of 32, shared and global memory are byte arrays, asynchronous
-copies happen at once, tensor-core products are float64 sums rounded to binary32. Control flow must
-be the same for all lanes of a warp, which is what the kernels under test promise. Addresses start
-at `GLOBAL`, so that a null address or one outside faults.
+without a device: lanes are arrays of 32, shared and global memory are byte arrays, tensor-core
+products are float64 sums rounded to binary32. Asynchronous copies arrive as late as a warp's waits
+allow, so that what is read too early is poison. Control flow must be the same for all lanes of a
+warp, which is what the kernels under test promise. Addresses start at `GLOBAL`, so that a null
+address or one outside faults.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -121,11 +124,37 @@ def _fma(a: Any, b: Any, c: Any) -> Array:
     return np.asarray(exact, np.float32)
 
 
+class _Copies(threading.local):
+    """Asynchronous copies of a warp: those of its open group, and groups that are closed."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], None]] = []
+        self.closed: list[list[Callable[[], None]]] = []
+
+    def close(self) -> None:
+        """Close the group."""
+        self.closed.append(self.asked)
+        self.asked = []
+
+    def wait(self, pending: int) -> None:
+        """Let all closed groups but the last ones arrive."""
+        while len(self.closed) > pending:
+            for arrive in self.closed.pop(0):
+                arrive()
+
+
+def _pending_groups(wait: Any) -> int | None:
+    """Groups that an intrinsic leaves on their way, if it waits for copies."""
+    found = re.search(r"cp\.async\.wait_group (\d+)", wait.ptx_text)
+    return None if found is None else int(found.group(1))
+
+
 class _Intrinsics:
     """What stands in for `ninfer.cuda.ptx`."""
 
     def __init__(self, world: _Memory, shared: _Memory) -> None:
         self._world, self._shared = world, shared
+        self._copies = _Copies()
         u32, f32 = np.uint32, np.float32
         for memory, prefix in ((world, "load_"), (shared, "shared_")):
             for name, dtype, count in (
@@ -145,12 +174,21 @@ class _Intrinsics:
         self.smaller_u32 = lambda a, b: np.minimum(np.asarray(a, u32), np.asarray(b, u32))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("wait_", "close_", "release_")):
-            return lambda: None
+        if name.startswith(("wait_", "release_")):
+            return partial(self.wait, getattr(ptx, name))
         raise AttributeError(name)
 
     def shared_address(self, array: Any) -> Any:
         return np.uint32(array)
+
+    def wait(self, intrinsic: Any) -> None:
+        """Wait as an intrinsic does: for copies; there is nothing else to wait for."""
+        pending = _pending_groups(intrinsic)
+        if pending is not None:
+            self._copies.wait(pending)
+
+    def close_copies(self) -> None:
+        self._copies.close()
 
     def load_i32(self, address: Any) -> Any:
         return self._world.load(address, np.int32)
@@ -173,7 +211,8 @@ class _Intrinsics:
     def copy_async_16_if(self, to: Any, source: Any, mask: Any) -> None:
         mask = np.broadcast_to(np.asarray(mask), (LANES,))
         safe = np.where(mask != 0, np.asarray(source).astype(np.int64), GLOBAL)
-        self._shared.store(to, self._world.load(safe, np.uint32, 4), np.uint32, mask)
+        words = self._world.load(safe, np.uint32, 4)
+        self._copies.asked.append(partial(self._shared.store, to, words, np.uint32, mask))
 
     def copy_weights_16_if(self, to: Any, source: Any, mask: Any) -> None:
         self.copy_async_16_if(to, source, mask)
@@ -303,8 +342,8 @@ class WarpSimulator:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
-            # Intrinsics that a kernel closes over: waits, which have nothing to wait for.
-            patch.setattr(type(ptx.wait_copies_0), "__call__", lambda self: None)
+            # Intrinsics that a kernel closes over: waits.
+            patch.setattr(type(ptx.wait_copies_0), "__call__", lambda wait: intrinsics.wait(wait))
             for module in self._modules:
                 for name, value in (("ptx", intrinsics), ("cuda", stand_in)):
                     if hasattr(module, name):
