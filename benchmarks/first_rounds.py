@@ -66,7 +66,7 @@ class Probe:
         self._last_at = 0.0
         self._last_collections = 0
         self.found: list[Round] = []
-        self._decode.launch, self._decode.collect = self.launch, self.collect
+        vars(self._decode).update(launch=self.launch, collect=self.collect)
 
     def launch(self, rows: Any, sources: Sequence[int] = ()) -> Any:
         """Enqueue a round."""
@@ -125,8 +125,14 @@ def typical(rounds: Sequence[Round]) -> Round:
     def middle(name: str) -> float:
         return sorted(float(getattr(each, name)) for each in rounds)[len(rounds) // 2]
 
-    names = ("launch", "idle", "device", "wait", "period")
-    return Round(*(middle(name) for name in names), sum(each.collections for each in rounds))
+    return Round(
+        launch=middle("launch"),
+        idle=middle("idle"),
+        device=middle("device"),
+        wait=middle("wait"),
+        period=middle("period"),
+        collections=sum(each.collections for each in rounds),
+    )
 
 
 def report(title: str, rounds: Sequence[Round]) -> None:

@@ -1,0 +1,1 @@
+"""Programs that measure; docs/performance.md says with what result."""
