@@ -157,7 +157,7 @@ def _report(error: BaseException, options: argparse.Namespace, console: Console)
         traceback.print_exception(error, file=sys.stderr)
     if code in (ExitCode.DONE, ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return code
-    known = f"error: {_message(error)}"
+    known = f"error: {_message(error, getattr(options, 'model', None))}"
     console.note(known if code is not None else "error: unexpected; please report it")
     if getattr(options, "format", None) == "json" and isinstance(error, NinferError):
         document = {"code": error.code, "message": str(error), "object": None}
@@ -165,13 +165,15 @@ def _report(error: BaseException, options: argparse.Namespace, console: Console)
     return ExitCode.FAILED if code is None else code
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, model: object) -> str:
     """Spell an error for a person; errors of the system without their number."""
     match error:
-        case IsADirectoryError(filename=str() | Path() as name):
+        case IsADirectoryError(filename=str() | Path() as name) if str(name) == str(model):
             return f"{name} is a folder; an artifact is a file, made by ninfer convert"
         case OSError(filename=str() | Path() as name, strerror=str(reason)):
             return f"{name}: {reason}"
+        case OSError(filename=None, strerror=str(reason)):
+            return reason
         case _:
             return str(error)
 

@@ -62,6 +62,12 @@ def test_full_log_does_not_cost_the_answer(model: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "Brass, iron, silver.")
 
 
+def test_full_output_is_a_failure_that_says_why(model: Path) -> None:
+    done = shell(f"$PYTHON -m ninfer inspect {model} >/dev/full")
+
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
 def test_output_is_utf8_whatever_the_locale_says(model: Path) -> None:
     done = shell(
         f"$PYTHON -m ninfer tokenize {model} --format json --text 'Köln'", PYTHONIOENCODING="ascii"

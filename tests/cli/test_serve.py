@@ -77,6 +77,13 @@ def test_sampling_values_that_greedy_overrides_are_refused() -> None:
     assert settings("--greedy", "--temperature", "0")[0].is_greedy
 
 
+def test_folder_for_a_log_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    outcome = run("serve", "--port", "0", "--request-log", tmp_path)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"error: {tmp_path}: Is a directory\n" in outcome.err
+
+
 def test_key_file_has_a_key_a_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes("# mine\nfirst\n\n  ключ \n".encode())
