@@ -5,7 +5,7 @@ means, and fills the cache. Needs no device and no artifact, but the compiler, w
 dependency: importing this module without it fails.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,14 +23,13 @@ from ninfer.cuda.module import (
     mark_prebuilt,
     suits,
 )
+from ninfer.cuda.workers import Job, Progress, compile_together
 from ninfer.errors import ConfigurationError
 from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.models.package import Geometry, MoeGeometry
 from ninfer.models.registry import lookup, model_ids
 
 DEFAULT_TARGET: Final = "sm_90"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ def compile_kernels(
     *,
     only_one_geometry: bool = False,
     folder: Path | None = None,
+    num_workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[KernelReport, ...]:
     """Bring every kernel of some models into the cache.
@@ -69,10 +69,12 @@ def compile_kernels(
     Args:
         models: identities; None takes every registered model.
         targets: what to compile for.
-        only_one_geometry: of kernels that one factory makes, take the one with the most shared
-            memory: what another target does to a kernel, it does to all of its kind.
+        only_one_geometry: of kernels whose names differ in numbers only, take one for each
+            target, the one with the most shared memory: what another target does to a kernel, it
+            does to all of its kind.
         folder: where kernels go, to be used on machines without a matching compiler; the
             user's cache when None.
+        num_workers: processes that compile; as many as there are processors when None.
         progress: told (kernels done, kernels in all).
 
     Raises:
@@ -86,24 +88,22 @@ def compile_kernels(
         )
     wanted = [(one, target) for target in targets for one in declared_kernels(models, target)]
     if only_one_geometry:
-        wanted = _one_geometry(wanted)
+        wanted = one_geometry(wanted)
     cache = KernelCache(folder or default_folder())
+    figures = compile_together(cache, wanted, num_workers, progress)
     reports = []
-    for kernel, target in wanted:
-        figures = cache.compiled(kernel, target).figures
+    for (kernel, target), found in zip(wanted, figures, strict=True):
         reports.append(
             KernelReport(
                 kernel.name,
                 target,
-                figures.registers,
-                figures.spilled_bytes,
-                figures.local_bytes,
-                figures.shared_bytes + kernel.dynamic_shared_bytes,
-                tuple(complaints(kernel, figures, target)),
+                found.registers,
+                found.spilled_bytes,
+                found.local_bytes,
+                found.shared_bytes + kernel.dynamic_shared_bytes,
+                tuple(complaints(kernel, found, target)),
             )
         )
-        if progress is not None:
-            progress(len(reports), len(wanted))
     if folder is not None:
         mark_prebuilt(folder)
     return tuple(reports)
@@ -132,13 +132,19 @@ def declared_kernels(
     return tuple(kernels[name] for name in sorted(kernels))
 
 
-def _one_geometry(wanted: Iterable[tuple[Kernel, str]]) -> list[tuple[Kernel, str]]:
-    found: dict[tuple[str, str, str], tuple[Kernel, str]] = {}
+def kind_of(name: str) -> str:
+    """Name of a kernel without its numbers: families and formats, not extents."""
+    words = name.split("_")
+    return "_".join(word for word in words if not word.replace("x", "").isdigit())
+
+
+def one_geometry(wanted: Iterable[Job]) -> list[Job]:
+    """Of each kind and target the kernel with the most shared memory, the last of equals."""
+    found: dict[tuple[str, str], Job] = {}
     for kernel, target in wanted:
-        code = kernel.function
-        key = code.__module__, code.__qualname__, target
+        key = kind_of(kernel.name), target
         other = found.get(key)
-        if other is None or kernel.dynamic_shared_bytes > other[0].dynamic_shared_bytes:
+        if other is None or kernel.dynamic_shared_bytes >= other[0].dynamic_shared_bytes:
             found[key] = kernel, target
     return list(found.values())
 

@@ -145,5 +145,9 @@ class ShapeError(InvariantError):
     """An operand's extent or type differs from an op's contract."""
 
 
+class KernelTooLarge(InvariantError):
+    """A block of a kernel needs more shared memory than the device gives one."""
+
+
 class EngineFailed(InvariantError):
     """The engine has failed; every request of it ends with this error."""

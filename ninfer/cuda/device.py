@@ -12,7 +12,13 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.memory import CudaArena, device_arena, pinned_arena
 from ninfer.cuda.module import TARGETS, WARPGROUP_TARGET, KernelCache, default_folder
 from ninfer.cuda.stream import CudaStream
-from ninfer.errors import DeviceUnavailable, InvariantError, NinferError, OutOfDeviceMemory
+from ninfer.errors import (
+    DeviceUnavailable,
+    InvariantError,
+    KernelTooLarge,
+    NinferError,
+    OutOfDeviceMemory,
+)
 from ninfer.tensor import DType
 
 SCRATCH_BYTES: Final = 96 << 20
@@ -202,10 +208,15 @@ class CudaDevice:
         return stream
 
     def function(self, kernel: Kernel) -> driver.Handle:
-        """Entry point of a kernel; compiled or read from the cache, and loaded, the first time."""
+        """Entry point of a kernel; compiled or read from the cache, and loaded, the first time.
+
+        Raises:
+            KernelTooLarge: a block of it needs more shared memory than the device gives one.
+        """
         found = self._functions.get(kernel)
         if found is None:
             compiled = self._cache.compiled(kernel, self.target)
+            expect_room(kernel, compiled.figures.shared_bytes, self.shared_bytes)
             module = driver.load_module(compiled.cubin)
             self._modules.append(module)
             found = driver.module_function(module, kernel.name)
@@ -250,6 +261,25 @@ class CudaDevice:
         if self._fault is None and not self._is_closed:
             self.bind()
             driver.free_pinned(address)
+
+
+def expect_room(kernel: Kernel, static_bytes: int, block_bytes: int) -> None:
+    """Require that a block of a kernel fits.
+
+    Args:
+        kernel: what shall be loaded.
+        static_bytes: shared memory it has beside what a launch asks for.
+        block_bytes: most shared memory of a block on the device.
+
+    Raises:
+        KernelTooLarge: it does not.
+    """
+    needed = kernel.dynamic_shared_bytes + static_bytes
+    if needed > block_bytes:
+        raise KernelTooLarge(
+            f"kernel {kernel.name}: a block needs {needed} bytes of shared memory, "
+            f"this device gives it {block_bytes}"
+        )
 
 
 def _properties(device: driver.Handle) -> CudaProperties:

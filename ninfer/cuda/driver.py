@@ -357,9 +357,18 @@ def link_ptx(ptx: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]
     Raises:
         InvariantError: the text is refused; the message is the linker's.
     """
+    return _link(nvjitlink.InputType.PTX, ptx, name, options)
+
+
+def link_bitcode(code: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
+    """The same with NVVM's bitcode, as one whole program."""
+    return _link(nvjitlink.InputType.LTOIR, code, name, (*options, "-lto"))
+
+
+def _link(kind: Any, code: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
     handle = nvjitlink.create(len(options), list(options))
     try:
-        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, ptx, len(ptx), name)
+        nvjitlink.add_data(handle, kind, code, len(code), name)
         nvjitlink.complete(handle)
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, cubin)

@@ -1,6 +1,9 @@
 """Kernels to cubins without a device, and the disk cache of cubins.
 
-    kernel function -- Numba --> PTX -- nvJitLink --> cubin + figures -- one file --> cache folder
+    kernel function -- translation, nvJitLink --> cubin + figures -- one file --> cache folder
+
+A kernel that spills on another target than the tuned one is compiled again, for fewer blocks and
+then by an assembler that moves less around (`recipes`).
 
 PTX never reaches the driver: an older driver refuses the text of a newer compiler, but not a cubin
 of its own major version. A cache entry is one file: a line of JSON with the figures, then the
@@ -20,14 +23,11 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
-
-from numba import cuda
-from numba.cuda import types
+from typing import Final, NamedTuple
 
 from ninfer.config import user_cache_folder
-from ninfer.cuda import driver
-from ninfer.cuda.kernel_source import Kernel, Param, source_digest
+from ninfer.cuda import driver, translation
+from ninfer.cuda.kernel_source import Kernel, source_digest
 from ninfer.errors import DeviceUnavailable, InvariantError
 
 STATIC_SHARED_LIMIT: Final = 48 * 1024
@@ -59,15 +59,27 @@ registers, and then fewer blocks share a multiprocessor."""
 WARPGROUP_TARGET: Final = "sm_90"
 """The target whose chips have warpgroup instructions; code that uses them runs on no other."""
 
-_PROGRAMMATIC_CC: Final = (9, 0)  # first capability with programmatic dependent launch
+_FIRST_DEPENDENT: Final = (9, 0)
+"""First capability with programmatic dependent launch, and the newest whose PTX we write: what a
+later one adds no kernel uses, and it left local arrays in memory (sm_100)."""
+
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
+_CAREFUL: Final = ("-Xptxas=-O1",)  # loads stay where they are: fewer values wait for their use
 _FORMAT: Final = 1
 _TOOLCHAIN_FILE: Final = "toolchain"
-_ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
-_ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
 _SERIALISED: Final = "wgmma.mma_async instructions are serialized"
-_MIN_BLOCKS: Final = re.compile(rb"\.minnctapersm \d+")
-_PROGRAMMATIC: Final = re.compile(rb"griddepcontrol\.\w+;")
+
+
+class Recipe(NamedTuple):
+    """How a kernel is compiled.
+
+    Attributes:
+        min_blocks: blocks that shall fit on a multiprocessor; 0 leaves it to the assembler.
+        options: of the linker, beside those of every kernel.
+    """
+
+    min_blocks: int
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +200,10 @@ class KernelCache:
 
     def _key(self, kernel: Kernel, target: str) -> str:
         parts = (str(_FORMAT), source_digest(kernel), target, self._toolchain or toolchain())
-        tried = [str(blocks) for blocks in occupancies(kernel, target)[1:]]
+        first, *others = recipes(kernel, target)
+        tried = [repr(tuple(recipe)) for recipe in others]
+        if others:
+            tried.append(f"{first.min_blocks} {_is_whole(target)}")
         return hashlib.sha256("\0".join((*parts, *_LINK_OPTIONS, *tried)).encode()).hexdigest()
 
 
@@ -197,15 +212,16 @@ def suits(kernel: Kernel, target: str) -> bool:
     return not kernel.is_warpgroup or target == WARPGROUP_TARGET
 
 
-def occupancies(kernel: Kernel, target: str) -> tuple[int, ...]:
-    """Blocks a multiprocessor that a kernel is compiled for, in turn, until nothing spills.
+def recipes(kernel: Kernel, target: str) -> tuple[Recipe, ...]:
+    """Ways to compile a kernel, in turn, until one has no local memory.
 
-    Fewer blocks leave more registers, and change no bit of what a kernel computes. On
-    `TUNED_TARGET` only the declared number is taken: there a spill is a mistake.
+    Fewer blocks leave more registers; a careful assembler needs fewer. On `TUNED_TARGET` only the
+    declared way is taken: there a spill is a mistake.
     """
-    if target == TUNED_TARGET or kernel.min_blocks < 1:
-        return (kernel.min_blocks,)
-    return tuple(range(kernel.min_blocks, 0, -1))
+    if target == TUNED_TARGET:
+        return (Recipe(kernel.min_blocks),)
+    blocks = tuple(range(kernel.min_blocks, 0, -1)) or (0,)
+    return tuple(Recipe(count, options) for options in ((), _CAREFUL) for count in blocks)
 
 
 def build(kernel: Kernel, target: str) -> Compiled:
@@ -218,12 +234,12 @@ def build(kernel: Kernel, target: str) -> Compiled:
         raise InvariantError(f"{target} is none of {', '.join(TARGETS)}")
     if not suits(kernel, target):
         raise InvariantError(f"{kernel.name} is for {WARPGROUP_TARGET}, not {target}")
-    first, *fewer = occupancies(kernel, target)
+    first, *others = recipes(kernel, target)
     compiled = _build(kernel, target, first)
-    for min_blocks in fewer:
+    for recipe in others:
         if not compiled.figures.is_local:
             break
-        compiled = _build(kernel, target, min_blocks)
+        compiled = _build(kernel, target, recipe)
     return compiled
 
 
@@ -233,56 +249,40 @@ def figures_of(log: str) -> Figures:
     Raises:
         InvariantError: it is not such a log.
     """
-    last = log[log.rfind("info    : used ") :]
-    stores = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
-    registers = re.search(r"used (\d+) registers", last)
+    last = log[max(log.rfind("info    : used "), log.rfind("ptxas info    : Used ")) :]
+    spilled = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
+    registers = re.search(r"[uU]sed (\d+) registers", last)
     shared = re.search(r"(\d+) bytes smem", last)
     # Local arrays that stay in memory are counted as stack; "lmem" is 0 for them.
-    local = [int(number) for number in re.findall(r"(\d+) (?:stack|bytes lmem)", last)]
-    if registers is None or shared is None or not local or not stores:
+    local = re.findall(r"(\d+) (?:stack|bytes lmem|bytes cumulative stack size)", last)
+    local += re.findall(r"(\d+) bytes stack frame", log)
+    if registers is None or not local or not spilled:
         raise InvariantError(f"no figures in the linker's log: {log[:400]!r}")
-    return Figures(int(registers[1]), sum(stores), max(local), int(shared[1]))
+    most = max(int(number) for number in local)
+    return Figures(int(registers[1]), sum(spilled), most, int(shared[1]) if shared else 0)
 
 
-def _build(kernel: Kernel, target: str, min_blocks: int) -> Compiled:
-    ptx = _ptx(kernel, TARGETS[target], min_blocks)
-    entries = _ENTRY.findall(ptx)
-    if len(entries) != 1:
-        raise InvariantError(f"kernel {kernel.name!r}: {len(entries)} entry points")
-    ptx = ptx.replace(entries[0], kernel.name.encode())
-    ptx = _ENVIRONMENT.sub(b"", ptx)  # unused, and numbered anew in every process
-    if TARGETS[target] < _PROGRAMMATIC_CC:
-        ptx = _PROGRAMMATIC.sub(b"", ptx)
+def _is_whole(target: str) -> bool:
+    """Whether kernels are compiled as whole programs, by link-time optimisation.
+
+    Assembled for linking, as nvJitLink does with PTX, shuffles and barriers of a warp become calls
+    on chips before sm_90, and no more registers than a callee keeps stay where they are.
+    """
+    return TARGETS[target] < _FIRST_DEPENDENT
+
+
+def _build(kernel: Kernel, target: str, recipe: Recipe) -> Compiled:
     architecture = f"{target}a" if kernel.is_warpgroup else target
-    cubin, log = driver.link_ptx(ptx, kernel.name, (f"-arch={architecture}", *_LINK_OPTIONS))
+    options = (f"-arch={architecture}", *_LINK_OPTIONS, *recipe.options)
+    if _is_whole(target):
+        code = translation.bitcode(kernel, recipe.min_blocks)
+        cubin, log = driver.link_bitcode(code, kernel.name, options)
+    else:
+        ptx = translation.ptx_text(kernel, _FIRST_DEPENDENT, recipe.min_blocks)
+        cubin, log = driver.link_ptx(ptx, kernel.name, options)
     if _SERIALISED in log:
         raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
     return Compiled(kernel.name, target, cubin, figures_of(log))
-
-
-def _ptx(kernel: Kernel, cc: tuple[int, int], min_blocks: int) -> bytes:
-    kinds: dict[Param, Any] = {
-        Param.ADDRESS: types.uint64,
-        Param.U64: types.uint64,
-        Param.I32: types.int32,
-        Param.U32: types.uint32,
-        Param.F32: types.float32,
-    }
-    bounds = (kernel.threads, min_blocks) if min_blocks else (kernel.threads,)
-    text, _ = cuda.compile(
-        kernel.function,
-        types.void(*(kinds[param] for param in kernel.params)),
-        device=False,
-        abi="numba",
-        cc=(*cc, "a") if kernel.is_warpgroup else cc,
-        output="ptx",
-        launch_bounds=bounds,
-    )
-    ptx = text if isinstance(text, bytes) else str(text).encode()
-    if kernel.is_warpgroup:
-        # The assembler would give whole warpgroups registers, also where a block has fewer warps.
-        ptx = _MIN_BLOCKS.sub(b".maxnreg %d" % kernel.max_registers, ptx)
-    return ptx
 
 
 def _read(path: Path, key: str, name: str, target: str) -> Compiled | None:

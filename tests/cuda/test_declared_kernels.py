@@ -9,7 +9,13 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.main import main
-from ninfer.compilation import compile_kernels, declared_kernels, kernel_shapes
+from ninfer.compilation import (
+    compile_kernels,
+    declared_kernels,
+    kernel_shapes,
+    kind_of,
+    one_geometry,
+)
 from ninfer.cuda.device import SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel, source_digest
 from ninfer.cuda.module import BLOCK_SHARED, TARGETS, prebuilt
@@ -45,21 +51,49 @@ def test_unknown_names_are_refused() -> None:
         compile_kernels(["tiny-dense"], ["sm_30"])
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_every_block_fits_where_blocks_have_most_shared_memory(target: str) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_block_fits_its_target(target: str) -> None:
     kernels = declared_kernels(None, target)
 
+    assert len(kernels) > 100
     assert all(one.dynamic_shared_bytes <= BLOCK_SHARED[target] for one in kernels)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_products_and_mixers_fit_every_target(target: str) -> None:
-    families = ("few_", "linear_", "prefill_", "delta_", "choice_", "attention_split_256_int8")
+def test_a_target_without_warpgroups_declares_what_its_launches_choose() -> None:
+    names = {one.name for one in declared_kernels(None, "sm_89")}
 
-    kernels = [one for one in declared_kernels(None, target) if one.name.startswith(families)]
+    assert {"attention_page_split_256", "attention_page_prefill_256_bf16_4"} <= names
+    assert {"expert_gate_bf16_16_2_listed_0", "expert_down_bf16_4_1_by_2"} <= names
+    assert not any(name.startswith(("expert_wide", "attention_prefill_wide")) for name in names)
 
-    assert len(kernels) > 40
-    assert all(one.dynamic_shared_bytes <= BLOCK_SHARED[target] for one in kernels)
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("expert_gate_q4_16_2_found_1", "expert_gate_q4_found"),
+        ("prefill_w8_64x32_2_3", "prefill_w8"),
+        ("kv_append_int8_256_64_1e07_11_11_10", "kv_append_int8_1e07"),
+        ("rms_norm", "rms_norm"),
+    ],
+)
+def test_a_kind_is_a_name_without_extents(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_one_geometry_of_every_kind_is_the_one_with_most_shared_memory() -> None:
+    made = [
+        Kernel(name, make_rms_norm(True).function, (), 32, 32, nbytes)
+        for name, nbytes in (("gate_q4_1_found", 8), ("gate_q4_2_found", 9), ("gate_q5_2_found", 7))
+    ]
+
+    found = one_geometry([(kernel, target) for target in ("sm_80", "sm_89") for kernel in made])
+
+    assert [(kernel.name, target) for kernel, target in found] == [
+        ("gate_q4_2_found", "sm_80"),
+        ("gate_q5_2_found", "sm_80"),
+        ("gate_q4_2_found", "sm_89"),
+        ("gate_q5_2_found", "sm_89"),
+    ]
 
 
 def only_norm(models: object, target: str) -> tuple[Kernel, ...]:

@@ -10,7 +10,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from numba import cuda, float32, uint32, uint64
 
-from ninfer.cuda import driver, ptx
+from ninfer.cuda import driver, ptx, translation
 from ninfer.cuda import module as kernel_module
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
@@ -19,10 +19,11 @@ from ninfer.cuda.module import (
     TARGETS,
     Figures,
     KernelCache,
+    Recipe,
     build,
     complaints,
     figures_of,
-    occupancies,
+    recipes,
 )
 from ninfer.errors import DeviceUnavailable, InvariantError
 
@@ -246,20 +247,27 @@ def kernel_with(min_blocks: int, shared_bytes: int = 0) -> Kernel:
 
 @pytest.mark.parametrize(
     ("target", "min_blocks", "tried"),
-    [("sm_90", 3, (3,)), ("sm_80", 3, (3, 2, 1)), ("sm_120", 1, (1,)), ("sm_89", 0, (0,))],
+    [
+        ("sm_90", 3, ["3"]),
+        ("sm_80", 3, ["3", "2", "1", "3 careful", "2 careful", "1 careful"]),
+        ("sm_120", 1, ["1", "1 careful"]),
+        ("sm_89", 0, ["0", "0 careful"]),
+    ],
 )
 def test_only_the_tuned_target_insists_on_its_blocks(
-    target: str, min_blocks: int, tried: tuple[int, ...]
+    target: str, min_blocks: int, tried: list[str]
 ) -> None:
-    assert occupancies(kernel_with(min_blocks), target) == tried
+    found = recipes(kernel_with(min_blocks), target)
+
+    assert [f"{r.min_blocks}{' careful' if r.options else ''}" for r in found] == tried
 
 
-def test_fewer_blocks_are_tried_until_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_tried_until_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def compiled(kernel: Kernel, target: str, min_blocks: int) -> kernel_module.Compiled:
-        tried.append(min_blocks)
-        figures = Figures(64, 8 if min_blocks > 2 else 0, 0, 0)
+    def compiled(kernel: Kernel, target: str, recipe: Recipe) -> kernel_module.Compiled:
+        tried.append(recipe.min_blocks)
+        figures = Figures(64, 8 if recipe.min_blocks > 2 else 0, 0, 0)
         return kernel_module.Compiled(kernel.name, target, b"", figures)
 
     monkeypatch.setattr(kernel_module, "_build", compiled)
@@ -268,6 +276,51 @@ def test_fewer_blocks_are_tried_until_nothing_spills(monkeypatch: pytest.MonkeyP
 
     assert tried == [4, 3, 2]
     assert not found.figures.is_local
+
+
+def make_shuffling_kernel() -> Kernel:
+    """Every sum crosses lanes while 64 others wait in registers."""
+    size = 64
+
+    def probe(source: int, target: int) -> None:
+        values = cuda.local.array(size, float32)
+        for i in range(size):
+            values[i] = ptx.load_f32(source + uint64(4 * i))
+        for _ in range(ptx.load_i32(target)):
+            for i in range(size):
+                values[i] += cuda.shfl_xor_sync(0xFFFFFFFF, values[i], 1)
+        for i in range(size):
+            ptx.store_f32(target + uint64(4 * i), values[i])
+
+    return Kernel("shuffling", probe, ADDRESSES, threads=32, max_registers=255)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
+def test_a_shuffle_calls_no_function_before_sm_90(target: str) -> None:
+    compiled = build(make_shuffling_kernel(), target)
+
+    assert b".text.shuffling\0" in compiled.cubin
+    assert b"shflsync" not in compiled.cubin
+    assert not compiled.figures.is_local
+
+
+def test_bitcode_leaves_the_shared_text_as_it_was() -> None:
+    kernel = make_kernel(1)
+    alone = translation.ptx_text(make_kernel(1), (9, 0), 0)
+
+    translation.bitcode(kernel, 2)
+    text = translation.ptx_text(kernel, (9, 0), 0)
+
+    assert b"griddepcontrol.wait" in text
+    assert text == alone
+
+
+def test_blocks_of_a_multiprocessor_follow_the_recipe() -> None:
+    kernel = kernel_with(3)
+
+    found = {count: translation.ptx_text(kernel, (9, 0), count) for count in (3, 2)}
+
+    assert all(b".minnctapersm %d" % count in text for count, text in found.items())
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,0 +1,116 @@
+"""Several processes that compile kernels, each the next one that nobody has begun.
+
+A kernel's targets stay together, because most of the work is the same for all of them. Processes
+are forked, so that kernels, which are functions, need no way to another process; where there is no
+fork, or one processor, the caller compiles. Knows no kernel.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.module import Figures, KernelCache
+from ninfer.errors import InvariantError, NinferError
+
+Progress = Callable[[int, int], None]
+"""Told (kernels done, kernels in all)."""
+
+Job = tuple[Kernel, str]
+"""A kernel and its target."""
+
+_Result = tuple[int, Figures | NinferError]
+
+
+def compile_together(
+    cache: KernelCache,
+    jobs: Sequence[Job],
+    num_workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Figures]:
+    """Bring kernels into a cache; returns figures in the order of the jobs.
+
+    Args:
+        cache: where they go.
+        jobs: kernels and targets.
+        num_workers: processes; as many as there are processors when None.
+        progress: told after each kernel.
+
+    Raises:
+        InvariantError: a kernel does not compile, or a process has died.
+    """
+    groups: dict[int, list[int]] = {}
+    for index, (kernel, _) in enumerate(jobs):
+        groups.setdefault(id(kernel), []).append(index)
+    order = list(groups.values())
+    count = min(num_workers or len(os.sched_getaffinity(0)), len(order))
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    results = _here(cache, jobs, order)
+    if count > 1 and can_fork:
+        results = _forked(cache, jobs, order, count)
+    found: dict[int, Figures] = {}
+    for index, result in results:
+        if isinstance(result, NinferError):
+            raise result
+        found[index] = result
+        if progress is not None:
+            progress(len(found), len(jobs))
+    if len(found) < len(jobs):
+        raise InvariantError("a process that compiles kernels has died")
+    return [found[index] for index in range(len(jobs))]
+
+
+def _here(cache: KernelCache, jobs: Sequence[Job], order: list[list[int]]) -> Iterator[_Result]:
+    for group in order:
+        for index in group:
+            yield index, cache.compiled(*jobs[index]).figures
+
+
+def _forked(
+    cache: KernelCache, jobs: Sequence[Job], order: list[list[int]], count: int
+) -> Iterator[_Result]:
+    """Results of all processes as they come; a process that dies just ends."""
+    context = multiprocessing.get_context("fork")
+    following = context.Value("i", 0)
+    workers, readers = [], []
+    try:
+        for _ in range(count):
+            reader, writer = context.Pipe(duplex=False)
+            arguments = (cache, jobs, order, following, writer)
+            workers.append(context.Process(target=_work, args=arguments, daemon=True))
+            workers[-1].start()
+            writer.close()  # so that only the process keeps it open
+            readers.append(reader)
+        while readers:
+            ready = wait(readers)
+            for reader in [one for one in readers if one in ready]:
+                try:
+                    yield reader.recv()
+                except EOFError:
+                    readers.remove(reader)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _work(
+    cache: KernelCache,
+    jobs: Sequence[Job],
+    order: list[list[int]],
+    following: Any,
+    results: "Connection[_Result, None]",
+) -> None:
+    while True:
+        with following.get_lock():
+            turn = following.value
+            following.value += 1
+        if turn >= len(order):
+            return
+        for index in order[turn]:
+            try:
+                results.send((index, cache.compiled(*jobs[index]).figures))
+            except NinferError as error:
+                results.send((index, error))

@@ -1,0 +1,85 @@
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from numba import uint32
+
+from ninfer.cuda import ptx
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.cuda.module import Compiled, Figures, KernelCache
+from ninfer.cuda.workers import compile_together
+from ninfer.errors import InvariantError
+
+
+def make_kernel(number: int) -> Kernel:
+    def probe(target: int) -> None:
+        ptx.store_u32(target, uint32(number))
+
+    return Kernel(f"probe_{number}", probe, (Param.ADDRESS,), threads=32, max_registers=32)
+
+
+class CountedCache(KernelCache):
+    """Says the compiling process as the number of registers; refuses or dies where it is told."""
+
+    def __init__(self, refused: str = "", deadly: str = "") -> None:
+        super().__init__(Path("nowhere"))
+        self._refused, self._deadly = refused, deadly
+
+    def compiled(self, kernel: Kernel, target: str) -> Compiled:
+        if kernel.name == self._refused:
+            raise InvariantError(f"{kernel.name} is refused")
+        if kernel.name == self._deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Compiled(kernel.name, target, b"", Figures(os.getpid(), 0, 0, int(target)))
+
+
+def jobs_of(count: int) -> list[tuple[Kernel, str]]:
+    kernels = [make_kernel(number) for number in range(count)]
+    return [(kernel, str(target)) for target in range(3) for kernel in kernels]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_figures_come_in_the_order_of_the_jobs(num_workers: int) -> None:
+    jobs = jobs_of(20)
+    told: list[tuple[int, int]] = []
+
+    found = compile_together(
+        CountedCache(), jobs, num_workers, lambda done, total: told.append((done, total))
+    )
+
+    assert [str(figures.shared_bytes) for figures in found] == [target for _, target in jobs]
+    assert told == [(done, 60) for done in range(1, 61)]
+
+
+def test_targets_of_a_kernel_are_compiled_by_one_process_and_not_by_the_caller() -> None:
+    jobs = jobs_of(6)
+
+    found = compile_together(CountedCache(), jobs, 2)
+
+    processes: dict[str, set[int]] = {}
+    for (kernel, _), figures in zip(jobs, found, strict=True):
+        processes.setdefault(kernel.name, set()).add(figures.registers)
+    assert all(len(one) == 1 and os.getpid() not in one for one in processes.values())
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_kernel_that_does_not_compile_ends_it_all(num_workers: int) -> None:
+    with pytest.raises(InvariantError, match="probe_3 is refused"):
+        compile_together(CountedCache(refused="probe_3"), jobs_of(6), num_workers)
+
+
+def test_a_process_that_dies_is_noticed() -> None:
+    with pytest.raises(InvariantError, match="has died"):
+        compile_together(CountedCache(deadly="probe_3"), jobs_of(6), 2)
+
+
+def test_workers_leave_what_they_built_in_the_folder(tmp_path: Path) -> None:
+    kernels = [make_kernel(number) for number in range(3)]
+
+    compile_together(KernelCache(tmp_path), [(kernel, "sm_90") for kernel in kernels], 2)
+
+    assert len(list(tmp_path.glob("probe_*.sm_90.*.kernel"))) == 3
