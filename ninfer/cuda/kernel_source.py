@@ -11,6 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -102,8 +103,9 @@ def _is_foreign(function: FunctionType) -> bool:
 
 
 def _describe_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
+    code = function.__code__
     try:
-        yield textwrap.dedent(inspect.getsource(function))
+        yield _source_text(code, code.co_filename)
     except OSError as error:
         raise InvariantError(f"no source of the kernel code {function.__qualname__}") from error
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -120,6 +122,12 @@ def _describe_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
             yield from _describe_module(value, names, seen)
         else:
             yield from _describe(value, seen)
+
+
+@cache
+def _source_text(code: CodeType, filename: str) -> str:
+    """Text of a function; kernels share most of theirs, and finding one takes time."""
+    return textwrap.dedent(inspect.getsource(code))
 
 
 def _describe_module(module: ModuleType, names: list[str], seen: set[int]) -> Iterator[str]:
