@@ -16,6 +16,7 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import (
     BLOCK_SHARED,
     TARGETS,
+    TUNED_TARGET,
     WARPGROUP_TARGET,
     KernelCache,
     complaints,
@@ -29,7 +30,7 @@ from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.models.package import Geometry, MoeGeometry
 from ninfer.models.registry import lookup, model_ids
 
-DEFAULT_TARGET: Final = "sm_90"
+DEFAULT_TARGET: Final = TUNED_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ def compile_kernels(
     Args:
         models: identities; None takes every registered model.
         targets: what to compile for.
-        only_one_geometry: of kernels whose names differ in numbers only, take one for each
-            target, the one with the most shared memory: what another target does to a kernel, it
-            does to all of its kind.
+        only_one_geometry: for targets beside the tuned one, take one of the kernels whose names
+            differ in numbers only, the one with the most shared memory: what another target does
+            to a kernel, it does to all of its kind.
         folder: where kernels go, to be used on machines without a matching compiler; the
             user's cache when None.
         num_workers: processes that compile; as many as there are processors when None.
@@ -88,7 +89,8 @@ def compile_kernels(
         )
     wanted = [(one, target) for target in targets for one in declared_kernels(models, target)]
     if only_one_geometry:
-        wanted = one_geometry(wanted)
+        tuned = [job for job in wanted if job[1] == TUNED_TARGET]
+        wanted = tuned + one_geometry(job for job in wanted if job[1] != TUNED_TARGET)
     cache = KernelCache(folder or default_folder())
     figures = compile_together(cache, wanted, num_workers, progress)
     reports = []

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-geometry",
         action="store_true",
-        help="only one kernel of each kind, the one with the most shared memory",
+        help="for targets beside sm_90 only one kernel of each kind, the one with the most "
+        "shared memory",
     )
     parser.add_argument("--report", metavar="FILE", help="write a JSON report")
     parser.add_argument("--output", metavar="DIR", help="folder instead of the user's cache")

@@ -18,7 +18,7 @@ from ninfer.compilation import (
 )
 from ninfer.cuda.device import SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel, source_digest
-from ninfer.cuda.module import BLOCK_SHARED, TARGETS, prebuilt
+from ninfer.cuda.module import BLOCK_SHARED, TARGETS, Figures, prebuilt
 from ninfer.errors import ConfigurationError
 from ninfer.kernels.cuda.choice_kernels import MAX_ROWS
 from ninfer.kernels.cuda.choice_passes import ROW_BYTES, SLICES
@@ -93,6 +93,25 @@ def test_one_geometry_of_every_kind_is_the_one_with_most_shared_memory() -> None
         ("gate_q5_2_found", "sm_80"),
         ("gate_q4_2_found", "sm_89"),
         ("gate_q5_2_found", "sm_89"),
+    ]
+
+
+def test_the_tuned_target_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = make_rms_norm(True).function
+    made = tuple(Kernel(f"norm_{n}", function, (), 32, 32, n) for n in range(3))
+    monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models, target: made)
+    monkeypatch.setattr(
+        "ninfer.compilation.compile_together",
+        lambda cache, jobs, *_: [Figures(32, 0, 0, 0) for _ in jobs],
+    )
+
+    reports = compile_kernels(None, ["sm_80", "sm_90"], only_one_geometry=True)
+
+    assert [(one.kernel, one.target) for one in reports] == [
+        ("norm_0", "sm_90"),
+        ("norm_1", "sm_90"),
+        ("norm_2", "sm_90"),
+        ("norm_2", "sm_80"),
     ]
 
 
