@@ -1,1 +1,0 @@
-"""Programs that measure; docs/performance.md says with what result."""
