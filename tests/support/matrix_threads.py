@@ -1,5 +1,6 @@
 """Matrix instructions of a warp for simulators in which every thread is a Python thread.
 
+Beside them what kernels around such products need of memory.
 Threads of a warp lay their operands side by side and each makes its own results from them. Sums are
 float64, rounded once. Source: PTX ISA, fragments of ldmatrix and of mma.m16n8k16.
 """
@@ -50,7 +51,14 @@ def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., An
             results.append(np.float32(float(operands[6 + i]) + float(np.sum(own * other))))
         return tuple(results)
 
+    def copy_async_16_if(to: Any, source: Any, flag: Any) -> None:
+        if flag:
+            block.copy_async(to, source, 16)
+
     return {
+        "copy_async_16_if": copy_async_16_if,
+        "fresh_i32": lambda address: block.load(address, np.int32),
+        "store_u16": lambda address, word: block.store(address, [int(word) & 0xFFFF], np.uint16),
         "load_matrices": load_matrices,
         "load_matrices_transposed": load_matrices_transposed,
         "mma_bf16": mma_bf16,

@@ -224,7 +224,9 @@ class _Block:
         thread = self.place.thread
         self.exchanged[thread] = value
         self.warps[thread // 32].wait(_WAIT_S)
-        return self.exchanged[thread // 32 * 32 + lane]
+        found = self.exchanged[thread // 32 * 32 + lane]
+        self.warps[thread // 32].wait(_WAIT_S)
+        return found
 
     def run(self, args: Sequence[int]) -> None:
         failures: list[BaseException] = []
