@@ -65,6 +65,15 @@ def test_a_target_without_warpgroups_declares_what_its_launches_choose() -> None
     assert {"attention_page_split_256", "attention_page_prefill_256_bf16_4"} <= names
     assert {"expert_gate_bf16_16_2_listed_0", "expert_down_bf16_4_1_by_2"} <= names
     assert not any(name.startswith(("expert_wide", "attention_prefill_wide")) for name in names)
+    assert "delta_columns_16_48_128_128_f32" in names
+
+
+def test_a_target_whose_prefill_goes_by_chunks_declares_no_columns() -> None:
+    names = {one.name for one in declared_kernels(["qwen3.6-27b"])}
+
+    assert "delta_chunks_16_48_128_128_f32" in names
+    assert "delta_prefill_16_48_128_128" in names  # folds before the first chunk
+    assert not any(name.startswith("delta_columns") for name in names)
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,12 @@ def kernels_of(
 ) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
     by_chunks = _goes_by_chunks(heads, block_shared_bytes)
-    chunked = (make_chunk_operands(heads, True), _scan(heads)) if by_chunks else ()
+    made: tuple[Kernel, ...] = (make_columns(heads, True),)
+    if by_chunks:
+        made = (make_chunk_operands(heads, True), _scan(heads))
     ways = (False, True) if can_stage(heads) else (False,)
     return (
-        *chunked,
-        make_columns(heads, True),
+        *made,
         make_window(heads),
         *(make_decode(heads, True, is_staged) for is_staged in ways),
         make_prefill_state(heads),
