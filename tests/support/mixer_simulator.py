@@ -109,12 +109,13 @@ class MixerSimulator(WarpSimulator):
         self,
         shared: Any,
         barrier: Any,
+        turn: Any,
         place: Any,
         grid: tuple[int, int, int],
         block: tuple[int, int],
     ) -> Iterator[None]:
         with (
-            super()._patched(shared, barrier, place, grid, block),
+            super()._patched(shared, barrier, turn, place, grid, block),
             pytest.MonkeyPatch.context() as p,
         ):
             intrinsics = _Intrinsics(self.memory, shared)
@@ -136,14 +137,13 @@ class MixerSimulator(WarpSimulator):
                     if hasattr(module, name):
                         p.setattr(module, name, stand_in)
                 if hasattr(module, "cuda"):
-                    self._add_shuffles(module.cuda, barrier)
+                    self._add_shuffles(module.cuda)
             yield
 
     @staticmethod
-    def _add_shuffles(cuda: Any, barrier: Any) -> None:
+    def _add_shuffles(cuda: Any) -> None:
         cuda.shfl_xor_sync = lambda mask, value, step: _lanes(value)[_LANE ^ step]
         cuda.shfl_sync = lambda mask, value, lane: _lanes(value)[_lanes(lane)]
-        cuda.syncthreads = lambda: barrier.wait(200)
 
     def _store_parts(self, address: Any, flag: Any, first: Any, second: Any) -> None:
         """`delta_chunks.store_parts`: high and low parts of a pair."""

@@ -3,9 +3,10 @@
 Kernel functions are plain Python over intrinsics, so that with other intrinsics the same text runs
 without a device: lanes are arrays of 32, shared and global memory are byte arrays, tensor-core
 products are float64 sums rounded to binary32. Asynchronous copies arrive as late as a warp's waits
-allow, so that what is read too early is poison. Control flow must be the same for all lanes of a
-warp, which is what the kernels under test promise. Addresses start at `GLOBAL`, so that a null
-address or one outside faults.
+allow, so that what is read too early is poison. Warps take turns: each runs until it meets others,
+so that one is as far ahead of the next as barriers allow. Control flow must be the same for all
+lanes of a warp, which is what the kernels under test promise. Addresses start at `GLOBAL`, so that
+a null address or one outside faults.
 """
 
 import re
@@ -23,6 +24,7 @@ import pytest
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.lane_memory import Memory
 
 Array = npt.NDArray[Any]
 
@@ -30,6 +32,31 @@ GLOBAL = 1 << 20
 """Address of the first byte of global memory."""
 
 LANES = 32
+
+_PATIENCE_S = 300.0
+"""How long a warp waits for others; only a kernel that hangs waits as long."""
+
+_LANE = np.arange(LANES)
+_ROW, _PAIR = _LANE >> 2, 2 * (_LANE & 3)
+
+
+def _places(columns: int, *starts: tuple[int, int]) -> Array:
+    """Where words of two bf16, or values, of all lanes lie in a flat matrix."""
+    places = [(_ROW + row) * columns + _PAIR + column for row, column in starts]
+    return np.stack(places)
+
+
+def _sources(places: Array) -> Array:
+    """Which element of all lanes' elements comes to each place."""
+    return np.argsort(places.reshape(-1))
+
+
+_LEFT = _sources(np.stack([_places(16, (0, 0), (8, 0), (0, 8), (8, 8)) + i for i in (0, 1)], -1))
+_RIGHT = _sources(
+    np.stack([np.stack([(_PAIR + k + i) * 8 + _ROW for k in (0, 8)]) for i in (0, 1)], -1)
+)
+_TOTAL = _places(8, (0, 0), (0, 1), (8, 0), (8, 1))
+_TOTAL_SOURCES = _sources(_TOTAL)
 
 
 def _f32(bits: Any) -> Any:
@@ -46,53 +73,24 @@ def _round_bf16(value: Any) -> Array:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint32) & np.uint32(0xFFFF)
 
 
-class _Memory:
-    """Bytes behind integer addresses; every access is checked."""
-
-    def __init__(self, base: int, octets: Array, lanes: int) -> None:
-        self.base, self.octets, self.lanes = base, octets, lanes
-
-    def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
-        at = self._at(address, np.dtype(dtype).itemsize * count)
-        parts = self.octets[at].reshape(self.lanes, -1).copy().view(dtype)
-        return tuple(parts.T) if count > 1 else parts[:, 0]
-
-    def store(self, address: Any, values: Sequence[Any], dtype: Any, mask: Any = 1) -> None:
-        at = self._at(address, np.dtype(dtype).itemsize * len(values), mask)
-        wide = [np.broadcast_to(np.asarray(value, dtype), (self.lanes,)) for value in values]
-        parts = np.stack(wide, axis=1).copy().view(np.uint8)
-        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
-        self.octets[at[chosen]] = parts[chosen]
-
-    def _at(self, address: Any, nbytes: int, mask: Any = 1) -> Array:
-        start = np.broadcast_to(np.asarray(address).astype(np.int64), (self.lanes,)) - self.base
-        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
-        if np.any((start < 0) & chosen) or np.any((start + nbytes > self.octets.size) & chosen):
-            raise IndexError(f"{nbytes} bytes at {start[chosen]} of {self.octets.size}")
-        if np.any((start % nbytes != 0) & chosen):
-            raise IndexError(f"{nbytes} bytes at {start[chosen]}: not aligned")
-        return np.where(chosen, start, 0)[:, None] + np.arange(nbytes)
-
-
 def _mma(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, *c: Any) -> tuple[Array, ...]:
     """m16n8k16, row.col, bf16 -> f32 (PTX ISA, fragments of mma.m16n8k16)."""
-    lane = np.arange(LANES)
-    r, t = lane >> 2, lane & 3
-    left, right, total = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
-    for word, row, column in (
-        (a0, r, 2 * t),
-        (a1, r + 8, 2 * t),
-        (a2, r, 2 * t + 8),
-        (a3, r + 8, 2 * t + 8),
-    ):
-        left[row, column], left[row, column + 1] = _bf16_halves(word)
-    for word, row in ((b0, 2 * t), (b1, 2 * t + 8)):
-        right[row, r], right[row + 1, r] = _bf16_halves(word)
-    places = ((r, 2 * t), (r, 2 * t + 1), (r + 8, 2 * t), (r + 8, 2 * t + 1))
-    for value, place in zip(c, places, strict=True):
-        total[place] = value
-    total = (total + left @ right).astype(np.float32)
-    return tuple(total[place] for place in places)
+    left = _matrix((a0, a1, a2, a3), _LEFT).reshape(16, 16)
+    right = _matrix((b0, b1), _RIGHT).reshape(16, 8)
+    total = np.empty((4, LANES))
+    for i in range(4):
+        total[i] = c[i]
+    total = total.reshape(-1)[_TOTAL_SOURCES].reshape(16, 8)
+    return tuple((total + left @ right).astype(np.float32).reshape(-1)[_TOTAL])
+
+
+def _matrix(words: Sequence[Any], sources: Array) -> Array:
+    """Pairs of bf16 of all lanes as float64, in the order of a matrix."""
+    held = np.empty((len(words), LANES), np.uint32)
+    for i, word in enumerate(words):
+        held[i] = word
+    halves = held.view(np.uint16).reshape(-1)[sources].astype(np.uint32)
+    return (halves << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def _permute(a: Any, b: Any, selector: Any) -> Array:
@@ -124,6 +122,21 @@ def _fma(a: Any, b: Any, c: Any) -> Array:
     return np.asarray(exact, np.float32)
 
 
+class _Meeting(threading.Barrier):
+    """Where warps meet; one that waits gives the turn to another."""
+
+    def __init__(self, warps: int, turn: threading.Lock) -> None:
+        super().__init__(warps)
+        self._turn = turn
+
+    def wait(self, timeout: float | None = _PATIENCE_S) -> int:
+        self._turn.release()
+        try:
+            return super().wait(timeout)
+        finally:
+            self._turn.acquire()
+
+
 class _Copies(threading.local):
     """Asynchronous copies of a warp: those of its open group, and groups that are closed."""
 
@@ -152,7 +165,7 @@ def _pending_groups(wait: Any) -> int | None:
 class _Intrinsics:
     """What stands in for `ninfer.cuda.ptx`."""
 
-    def __init__(self, world: _Memory, shared: _Memory) -> None:
+    def __init__(self, world: Memory, shared: Memory) -> None:
         self._world, self._shared = world, shared
         self._copies = _Copies()
         u32, f32 = np.uint32, np.float32
@@ -248,7 +261,7 @@ class _Intrinsics:
         return _round_bf16(low) | (_round_bf16(high) << np.uint32(16))
 
 
-def _loader(memory: _Memory, dtype: Any, count: int) -> Callable[[Any], Any]:
+def _loader(memory: Memory, dtype: Any, count: int) -> Callable[[Any], Any]:
     return lambda address: memory.load(address, dtype, count)
 
 
@@ -264,7 +277,7 @@ class WarpSimulator:
     def __init__(self, modules: Sequence[ModuleType], octets: Array, lanes: int = LANES) -> None:
         self._modules = modules
         self._lanes = lanes
-        self.memory = _Memory(GLOBAL, octets, lanes)
+        self.memory = Memory(GLOBAL, octets, lanes)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         """Run every block, one after another."""
@@ -280,23 +293,24 @@ class WarpSimulator:
         args: Sequence[int],
     ) -> None:
         warps = kernel.threads // LANES
-        shared = _Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
-        barrier = threading.Barrier(warps)
+        shared = Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
+        turn = threading.Lock()
+        barrier = _Meeting(warps, turn)
         failures: list[BaseException] = []
         place = threading.local()
 
         def run(warp: int) -> None:
             place.warp = warp
             try:
-                for first in range(warp * LANES, (warp + 1) * LANES, self._lanes):
-                    place.threads = np.arange(first, first + self._lanes)
-                    with np.errstate(all="ignore"):
+                with turn, np.errstate(all="ignore"):
+                    for first in range(warp * LANES, (warp + 1) * LANES, self._lanes):
+                        place.threads = np.arange(first, first + self._lanes)
                         kernel.function(*args)
             except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
                 failures.append(failure)
                 barrier.abort()
 
-        with self._patched(shared, barrier, place, grid, block):
+        with self._patched(shared, barrier, turn, place, grid, block):
             threads = [threading.Thread(target=run, args=(warp,)) for warp in range(warps)]
             for thread in threads:
                 thread.start()
@@ -308,8 +322,9 @@ class WarpSimulator:
     @contextmanager
     def _patched(
         self,
-        shared: _Memory,
-        barrier: threading.Barrier,
+        shared: Memory,
+        barrier: _Meeting,
+        turn: threading.Lock,
         place: Any,
         grid: tuple[int, int, int],
         block: tuple[int, int],
@@ -321,8 +336,8 @@ class WarpSimulator:
         def meet(number: Any, threads: Any) -> None:
             with lock:
                 key = int(number), int(threads) // LANES
-                meeting = named.setdefault(key, threading.Barrier(key[1]))
-            meeting.wait(20)
+                meeting = named.setdefault(key, _Meeting(key[1], turn))
+            meeting.wait()
 
         intrinsics.sync_threads = meet
 
@@ -338,7 +353,7 @@ class WarpSimulator:
             local=SimpleNamespace(array=lambda size, dtype: [0] * size),
             shared=SimpleNamespace(array=lambda size, dtype: 0),
             syncwarp=lambda: None,
-            syncthreads=lambda: barrier.wait(20),
+            syncthreads=lambda: barrier.wait(),
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
