@@ -1,9 +1,13 @@
 """Synthetic models: the contract of a real artifact's text part, and limits computed from it."""
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
 
 from ninfer.errors import ConfigurationError
 from ninfer.frontend.frontend import Frontend
+from ninfer.models.qwen_hybrid import synthetic
 from ninfer.models.qwen_hybrid.inventory import ObjectGroup, inventory
 from ninfer.models.qwen_hybrid.limits import ModelLimits
 from ninfer.models.qwen_hybrid.synthetic import Normal, spread_of, synthetic_model
@@ -12,6 +16,14 @@ from ninfer.models.registry import PACKAGES, lookup
 
 COPY = 4.3e12
 MATMUL = 790e12
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vocabularies_made_once() -> Iterator[None]:
+    """Models of one vocabulary share its resources, which nobody changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "synthetic_resources", cache(synthetic_resources))
+        yield
 
 
 def limits(model_id: str, profile: str) -> ModelLimits:
