@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
     """Compile, print one line a kernel, and fail when one of them must not be shipped."""
+    report_file = None if options.report is None else Path(options.report)
+    if report_file is not None:
+        report_file.open("a", encoding="utf-8").close()  # a place that refuses says so first
     try:
         from ninfer.compilation import compile_kernels  # loads the compiler, an optional extra
     except ImportError as error:
@@ -53,11 +56,11 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
         TARGETS if options.every_target else tuple(options.target or ("sm_90",)),
         only_one_geometry=options.one_geometry,
         folder=None if options.output is None else Path(options.output),
-        progress=lambda done, total: console.progress("compiling", done, total, unit="kernel"),
+        progress=lambda done, total: console.progress("compiling", done, total, unit="kernels"),
     )
-    if options.report is not None:
+    if report_file is not None:
         document = {"kernels": [asdict(report) for report in reports]}
-        Path(options.report).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        report_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for report in reports:
         print(
             f"{report.kernel:44} {report.target:7} {report.registers:4} registers "

@@ -14,6 +14,7 @@ from typing import TextIO
 
 PLAIN_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.1
+_SLOW = 10  # units a second, below which a tenth matters
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
@@ -135,17 +136,19 @@ class Console:
 def _progress_line(stage: str, done: int, total: int, unit: str, elapsed_s: float) -> str:
     rate = done / elapsed_s if elapsed_s > 0 else 0.0
     line = f"{stage}: {_amount(done, unit)}"
+    if total and unit != "B":
+        line = f"{stage}: {done}"
     if total:
         line += f" of {_amount(total, unit)} ({done / total:.0%})"
-    line += f", {_amount(rate, unit)}/s"
+    line += f", {_amount(rate, unit, digits=1 if rate < _SLOW else 0)}/s"
     if total and rate > 0:
         line += f", {(total - done) / rate:.0f} s left"
     return line
 
 
-def _amount(value: float, unit: str) -> str:
+def _amount(value: float, unit: str, digits: int = 0) -> str:
     if unit != "B":
-        return f"{value:.0f} {unit}"
+        return f"{value:.{digits}f} {unit}"
     for prefix in ("", "k", "M"):
         if value < 1000:
             return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"

@@ -53,6 +53,18 @@ def test_progress_on_a_terminal_rewrites_its_line() -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
+def test_a_slow_count_shows_tenths() -> None:
+    stream, clock = Terminal(), ManualClock()
+    console = Console(options(), stream=stream, environment={}, clock=clock)
+    console.progress("compiling", 0, 126, "kernels")
+    clock.now = 10.0
+
+    console.progress("compiling", 4, 126, "kernels")
+
+    line = "compiling: 4 of 126 kernels (3%), 0.4 kernels/s, 305 s left"
+    assert stream.getvalue() == "\r\x1b[K" + line
+
+
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_environment_turns_escapes_off_on_a_terminal(environment: dict[str, str]) -> None:
     stream = Terminal()
@@ -110,4 +122,4 @@ def test_output_between_two_stages_of_one_name_restarts_the_clock() -> None:
     clock.now = 101.0
     console.progress("prefill", 5, 10, "tokens")
 
-    assert stream.getvalue() == "\r\x1b[Kprefill: 5 tokens of 10 tokens (50%), 5 tokens/s, 1 s left"
+    assert stream.getvalue() == "\r\x1b[Kprefill: 5 of 10 tokens (50%), 5.0 tokens/s, 1 s left"

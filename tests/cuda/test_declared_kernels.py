@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -145,6 +146,21 @@ def test_command_reports_and_leaves_a_folder_to_run_from(
     assert "rms_norm" in capsys.readouterr().out
     cubin = prebuilt(tmp_path / "kernels").compiled(make_rms_norm(True), "sm_90").cubin
     assert cubin.startswith(b"\x7fELF")
+
+
+def test_command_refuses_a_report_that_cannot_be_written_before_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_kernels(models: object, target: str) -> NoReturn:
+        raise AssertionError("it compiles")
+
+    monkeypatch.setattr("ninfer.compilation.declared_kernels", no_kernels)
+    report = tmp_path / "missing" / "report.json"
+
+    code = main(["compile", "--model-id", "tiny-dense", "--report", str(report)])
+
+    assert code is not ExitCode.DONE
+    assert str(report) in capsys.readouterr().err
 
 
 def test_command_fails_for_a_kernel_over_its_budget(
