@@ -1,5 +1,6 @@
 """Products of coded weights on the CPU: operands, barriers, tile order and endings."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,30 +114,66 @@ def test_products_of_every_format(format: TensorFormat) -> None:
     assert np.all(got[:, 32:] == 0x7FC1)
 
 
-def test_blocks_share_tiles_and_take_them_one_after_the_other() -> None:
-    x, before = words(2, 530, 128), np.full((530, 144), 0x7FC1, np.uint16)
+@pytest.mark.parametrize(
+    ("column_blocks", "columns"), [(1, 150), pytest.param(2, 530, marks=pytest.mark.slow)]
+)
+def test_blocks_share_tiles_and_take_them_one_after_the_other(
+    column_blocks: int, columns: int
+) -> None:
+    x, before = words(2, columns, 128), np.full((columns, 144), 0x7FC1, np.uint16)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, 2, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
+        Coded(TensorFormat.Q4, column_blocks, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
         slice(0, 144), before, 0, 2,
     )  # fmt: skip
 
     expect_close(bf16_to_f32(got), exact)
 
 
-def test_added_products() -> None:
-    x, before = words(3, 70, 128), words(5, 70, 144)
+@pytest.mark.parametrize("band", [1, 2, 4, 8])
+@pytest.mark.parametrize(("column_tiles", "row_blocks"), [(1, 1), (1, 3), (3, 2), (8, 3), (17, 5)])
+def test_numbers_of_tiles_go_through_bands_row_by_row(
+    band: int, column_tiles: int, row_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        coded_columns,
+        "ptx",
+        SimpleNamespace(divide_u32=lambda a, b: int(a) // int(b), smaller_u32=min),
+    )
+    place = coded_columns.make_place(Coded(TensorFormat.Q4, band=band)).py_func
+
+    found = [place(tile, column_tiles, row_blocks) for tile in range(column_tiles * row_blocks)]
+
+    assert found == sorted(
+        ((column, row) for column in range(column_tiles) for row in range(row_blocks)),
+        key=lambda at: (at[0] // band, at[1], at[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("column_blocks", "num_rows"), [(2, 112), pytest.param(1, 144, marks=pytest.mark.slow)]
+)
+def test_added_products(column_blocks: int, num_rows: int) -> None:
+    x, before = words(3, 70, 128), words(5, 70, num_rows)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, 1, 3), Ending.ADD, Output.ADD, x, (144, 128), slice(0, 144),
-        before.copy(), 0, 1,
+        Coded(TensorFormat.Q4, column_blocks, 3), Ending.ADD, Output.ADD, x, (num_rows, 128),
+        slice(0, num_rows), before.copy(), 0, 1,
     )  # fmt: skip
 
     expect_close(bf16_to_f32(got), exact + bf16_to_f32(before))
 
 
-@pytest.mark.parametrize("output", list(Output))
-def test_products_of_any_extent(output: Output) -> None:
+@pytest.mark.parametrize(
+    ("output", "stop"),
+    [
+        (Output.BF16, 101),
+        (Output.ADD, 101),
+        (Output.F32, 136),  # of two tiles
+        *(pytest.param(o, 136, marks=pytest.mark.slow) for o in (Output.BF16, Output.ADD)),
+    ],
+)
+def test_products_of_any_extent(output: Output, stop: int) -> None:
     x = words(6, 5, 128)
     is_f32 = output is Output.F32
     before: npt.NDArray[Any] = words(8, 5, 137)
@@ -144,12 +181,14 @@ def test_products_of_any_extent(output: Output) -> None:
         before = bf16_to_f32(before)
 
     got, exact = coded(
-        Coded(TensorFormat.Q6, 1, 3), Ending.ANY, output, x, (150, 128), slice(5, 136),
+        Coded(TensorFormat.Q6, 1, 3), Ending.ANY, output, x, (150, 128), slice(5, stop),
         before.copy(), 3, 1,
     )  # fmt: skip
 
     values = got if is_f32 else bf16_to_f32(got)
     old = before if is_f32 else bf16_to_f32(before)
-    expect_close(values[:, 3:134], exact + (old[:, 3:134] if output is Output.ADD else 0))
+    expect_close(
+        values[:, 3 : stop - 2], exact + (old[:, 3 : stop - 2] if output is Output.ADD else 0)
+    )
     np.testing.assert_array_equal(values[:, :3], old[:, :3])
-    np.testing.assert_array_equal(values[:, 134:], old[:, 134:])
+    np.testing.assert_array_equal(values[:, stop - 2 :], old[:, stop - 2 :])
