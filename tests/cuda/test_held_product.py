@@ -39,6 +39,10 @@ MODULES = (
     product_output,
     device_functions,
 )
+EXTENTS = [(1, 640, 1), (8, 2400, 1)]
+"""Columns, features and blocks beside those that every kernel is tested with."""
+MOST = max(HELD, key=len)
+"""The kernel with a branch for every place of a format."""
 
 
 def simulate(
@@ -90,9 +94,19 @@ def simulate(
     return got
 
 
-@pytest.mark.parametrize("formats", HELD, ids=lambda f: "-".join(x.name for x in f))
 @pytest.mark.parametrize(
-    ("num_columns", "width", "blocks"), [(1, 640, 1), (5, 1300, 2), (8, 2400, 1)]
+    ("formats", "num_columns", "width", "blocks"),
+    [
+        *((formats, 5, 1300, 2) for formats in HELD),
+        *((MOST, *extent) for extent in EXTENTS),
+        *(
+            pytest.param(formats, *extent, marks=pytest.mark.slow)
+            for formats in HELD
+            if formats != MOST
+            for extent in EXTENTS
+        ),
+    ],
+    ids=lambda value: "-".join(x.name for x in value) if isinstance(value, tuple) else str(value),
 )
 def test_rows_have_the_bits_of_other_kernels(
     formats: tuple[TensorFormat, ...], num_columns: int, width: int, blocks: int
