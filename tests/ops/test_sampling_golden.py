@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.golden import GOLDEN, load
-from tests.support.oracles.sampling import Settings, draw, philox, probabilities
+from tests.support.oracles.sampling import Settings, draw, first_words, philox, probabilities
 from tests.support.sampling_rows import F32, MARGIN, Counts, Permitted, Row, choose
 
 INDEX: dict[str, Any] = json.loads((GOLDEN / "sampling" / "sampling.json").read_text())
@@ -42,6 +42,15 @@ SAMPLED = [i for i in CASES if INDEX["cases"][i]["params"]["temperature"] > 0]
 @pytest.mark.parametrize("vector", INDEX["philox"])
 def test_oracle_generates_the_published_words(vector: dict[str, list[int]]) -> None:
     assert list(philox(tuple(vector["counter"]), tuple(vector["key"]))) == vector["words"]
+
+
+def test_words_of_many_tokens_are_those_of_each() -> None:
+    tokens = np.array([0, 1, 7, 248_076, 2**32 - 1], np.uint64)
+
+    for seed, position in ((0, 0), (2**64 - 1, 2**32 - 1), (0x1234_5678_9ABC_DEF0, 4711)):
+        words = first_words(position, tokens, seed)
+        key = seed & 0xFFFFFFFF, seed >> 32
+        assert list(words) == [philox((position, int(t), 0, 0), key)[0] for t in tokens]
 
 
 @pytest.mark.parametrize("index", SAMPLED)

@@ -29,9 +29,26 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(c)
 
 
-def gumbel(seed: int, position: int, token: int) -> float:
-    words = philox((position, token, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
-    return float(-np.log(-np.log(((words[0] >> 9) + 0.5) * 2.0**-23)))
+def first_words(position: int, tokens: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+    """First words of `philox` for every token, in 64-bit words."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    zero = np.zeros_like(tokens)
+    c, k = [zero + np.uint64(position), tokens, zero, zero], [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        product0, product1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [
+            product1 >> half ^ c[1] ^ np.uint64(k[0]),
+            product1 & low,
+            product0 >> half ^ c[3] ^ np.uint64(k[1]),
+            product0 & low,
+        ]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c[0]
+
+
+def gumbels(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> F64:
+    words = first_words(position, tokens.astype(np.uint64), seed)
+    return np.asarray(-np.log(-np.log(((words >> np.uint64(9)) + 0.5) * 2.0**-23)))
 
 
 def penalised(logits: F64, counts: npt.NDArray[np.int32], settings: Settings) -> F64:
@@ -58,7 +75,7 @@ def probabilities(
 def draw(p: F64, seed: int, position: int) -> tuple[int, float]:
     """The chosen id, and by how much its score exceeds the next one."""
     kept = np.flatnonzero(p)
-    scores = np.array([np.log(p[v]) + gumbel(seed, position, int(v)) for v in kept])
+    scores = np.log(p[kept]) + gumbels(seed, position, kept)
     best = int(np.argmax(scores))
     others = np.delete(scores, best)
     margin = float(scores[best] - others.max()) if len(others) else np.inf
