@@ -1,9 +1,21 @@
-"""Markers: ``slow`` tests run with ``--slow``, ``gpu`` and ``browser`` tests where there is one."""
+"""What all tests share.
+
+Markers: ``slow`` tests run with ``--slow``, ``gpu`` and ``browser`` tests where there is one.
+Examples of properties have no deadline: a shared machine has no even pace.
+"""
 
 import ctypes
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+
+def pytest_configure() -> None:
+    settings.register_profile(
+        "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("shared-machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
