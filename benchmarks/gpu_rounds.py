@@ -283,7 +283,6 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="no figures of single ops")
     parser.add_argument("--no-prefill", action="store_true", help="imagined prompts only")
     parser.add_argument("--tflops", type=float, help="measured rate of bf16 products")
-    parser.add_argument("--no-wide", action="store_true", help="prefill without warpgroup products")
     parser.add_argument(
         "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
     )
@@ -297,10 +296,7 @@ def main() -> None:
     from ninfer import model_stack
     from ninfer.cuda.device import CudaDevice
     from ninfer.cuda.module import prebuilt
-    from ninfer.cuda.stream import CudaStream
 
-    if options.no_wide:
-        CudaStream.has_warpgroups = False  # type: ignore[method-assign,assignment]
     cache = prebuilt(options.folder)
     model_stack._open_cuda = lambda ordinal: CudaDevice(ordinal, cache)
     machine = measure_machine("0", options.tflops)

@@ -1,16 +1,21 @@
 """Which weights of the same columns share a launch."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
+from ninfer.compilation import kernel_shapes
 from ninfer.cuda.kernel_source import Kernel
+from ninfer.kernels.cuda import few_linear
 from ninfer.kernels.cuda.few_linear import multiply_few
+from ninfer.kernels.cuda.few_product import TOGETHER
 from ninfer.kernels.cuda.fragments import input_bytes
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.row_products import RowProduct
+from ninfer.kernels.cuda.row_products import Formats, RowProduct
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
 
@@ -22,9 +27,9 @@ class LaunchRecorder:
     """A stream of a large card that notes what is launched."""
 
     num_multiprocessors = 132
-    shared_bytes = 227 << 10
 
-    def __init__(self) -> None:
+    def __init__(self, shared_bytes: int) -> None:
+        self.shared_bytes = shared_bytes
         self.names: list[str] = []
 
     def launch(self, kernel: Kernel, grid: Any, args: Any, **options: Any) -> None:
@@ -32,9 +37,14 @@ class LaunchRecorder:
         self.names.append(kernel.name)
 
 
-def launches(weights: list[tuple[TensorFormat, int]], width: int, columns: int) -> list[str]:
+def launches(
+    weights: Sequence[tuple[TensorFormat, int]],
+    width: int,
+    columns: int,
+    shared_bytes: int = 227 << 10,
+) -> list[str]:
     x = LinearInput(Tensor(0, DType.U8, (input_bytes(columns, width),)), columns, width)
-    stream = LaunchRecorder()
+    stream = LaunchRecorder(shared_bytes)
     products = []
     for format, rows in weights:
         storage = Tensor(0, DType.U8, (WeightLayout(format, rows, width).nbytes,))
@@ -64,3 +74,29 @@ def test_weights_of_a_published_layer_share_a_launch(
 
 def test_formats_without_a_kernel_for_both_follow_one_another() -> None:
     assert len(launches([(Q6, 32), (Q4, 32)], 256, 2)) == 2
+
+
+@pytest.mark.parametrize("shared_bytes", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("model_id", ["qwen3.5-0.8b", "qwen3.6-27b", "qwen3.6-35b-a3b"])
+def test_what_a_model_launches_is_declared(model_id: str, shared_bytes: int) -> None:
+    shapes = replace(kernel_shapes(model_id), block_shared_bytes=shared_bytes)
+    declared = {kernel.name for kernel in few_linear.declared(shapes)}
+    widths = {
+        shapes.hidden,
+        shapes.num_heads * shapes.head_dim,
+        shapes.num_value_heads * shapes.value_dim,
+        shapes.intermediate or shapes.shared_width,
+    }
+    alone = [(format,) for format in (Q4, Q5, Q6, W8, BF16)]
+    cases: list[tuple[int, Formats]] = [(width, each) for width in widths for each in alone]
+    cases += [(shapes.hidden, formats) for formats in TOGETHER]
+
+    launched = {
+        name
+        for width, formats in cases
+        for columns in range(1, 9)
+        for rows in (32, 4096, 248320)
+        for name in launches([(f, rows) for f in formats], width, columns, shared_bytes)
+    }
+
+    assert launched <= declared

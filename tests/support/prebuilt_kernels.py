@@ -26,6 +26,7 @@ from ninfer.kernels.cuda.kv_cache import make_append
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
+from ninfer.kernels.cuda.tile_product import make_tile_product, tile_shape
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
 from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
@@ -61,6 +62,11 @@ def narrow_variants() -> tuple[Kernel, ...]:
         ),
         *(make_gate(format, 16, 2, is_listed, stages) for is_listed in (False, True)),
         down_kernel(format, 4, 1, NARROW_BYTES),
+        *(
+            make_tile_product(tiles)
+            for tiles in (tile_shape(format, MULTIPROCESSOR_SHARED) for format in PAIR_FORMATS)
+            if tiles is not None
+        ),
     )
 
 

@@ -49,10 +49,15 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         shapes.hidden,
         shapes.num_heads * shapes.head_dim,
         shapes.num_value_heads * shapes.value_dim,
+        shapes.intermediate or shapes.shared_width,
     )
-    k_tiles = padded_width(min(widths)) // TILE_FEATURES
-    held = [held_product.make_held(formats) for formats in HELD if has_room(formats, k_tiles, most)]
-    return (*fitting(few_product.declared(), most), *held)
+    least, hidden = (padded_width(width) // TILE_FEATURES for width in (min(widths), shapes.hidden))
+    held = [held_product.make_held(formats) for formats in HELD if has_room(formats, least, most)]
+    few = few_product.declared(
+        # Formats go together only where columns are those of the residual stream.
+        [formats for formats in HELD if len(formats) > 1 and has_room(formats, hidden, most)]
+    )
+    return (*fitting(few, most), *held)
 
 
 def _is_held(

@@ -78,14 +78,18 @@ def launch_few(
     stream.launch(kernel, (places.blocks, 1, 1), args, shared_bytes=places.shared_bytes)
 
 
-def declared() -> tuple[Kernel, ...]:
-    """Kernels of every format, and of formats that go together."""
+def declared(held: Sequence[Formats] = ()) -> tuple[Kernel, ...]:
+    """Kernels of every format, and of formats that go together.
+
+    Args:
+        held: formats whose columns are kept by another kernel where they are many.
+    """
     alone = [(format,) for format in PAIR_FORMATS]
     return tuple(
         dict.fromkeys(
             make_few(formats, row_tiles, columns)
             for formats in (*alone, *TOGETHER)
-            for columns in (*RINGED_COLUMNS, MOST_COLUMNS)
+            for columns in (RINGED_COLUMNS if formats in held else (*RINGED_COLUMNS, MOST_COLUMNS))
             for row_tiles in ROW_TILES
         )
     )

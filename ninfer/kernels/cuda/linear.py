@@ -125,11 +125,13 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
     most = shapes.block_shared_bytes
     kernels = [make_pack(True), make_pack(False), *few_linear.declared(shapes)]
-    kernels += coded_linear.declared()
+    if shapes.has_warpgroups:
+        kernels += coded_linear.declared()
+    else:
+        shapes_of_tiles = [tile_shape(format, most) for format in PAIR_FORMATS]
+        kernels += [make_tile_product(tiles) for tiles in shapes_of_tiles if tiles is not None]
     for format in PAIR_FORMATS:
         kernels.append(make_repack(format))
-        tiles = tile_shape(format, most)
-        kernels += [] if tiles is None else [make_tile_product(tiles)]
         shapes_of = [skinny_for(format, rows) for rows in (1, _FEW_ROWS + 1)]
         kernels += [make_skinny(shape) for shape in dict.fromkeys(shapes_of)]
     return tuple(kernels)
