@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.gateway_clients import read_until, reset, send_chat, wait_until
+from tests.support.gateway_clients import expect_within, read_until, reset, send_chat, wait_until
 from tests.support.gateway_server import RunningServer, running_server
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -145,13 +145,15 @@ def natural_s(phase: str) -> float:
 
 @pytest.mark.parametrize(("phase", "how"), list(itertools.product(PHASES, LEAVINGS)))
 def test_capacity_comes_back(server: RunningServer, phase: str, how: str) -> None:
-    with visiting(server) as visit:
-        visit.enter(phase)
+    def leave_and_wait() -> float:
+        with visiting(server) as visit:
+            visit.enter(phase)
 
-        visit.leave(how)
+            visit.leave(how)
 
-        allowed_s = natural_s(phase) if how == "stop_reading" else ALLOWED_S
-        wait_until(lambda: is_empty(server), allowed_s, f"{phase}, {how}")
+            return wait_until(lambda: is_empty(server), natural_s(phase), f"{phase}, {how}")
+
+    expect_within(natural_s(phase) if how == "stop_reading" else ALLOWED_S, leave_and_wait)
 
 
 def test_connections_that_ended_leave_no_threads_and_descriptors(server: RunningServer) -> None:
@@ -159,7 +161,7 @@ def test_connections_that_ended_leave_no_threads_and_descriptors(server: Running
         with visiting(server) as visit:
             visit.enter("decode")
             visit.leave("reset")
-            wait_until(lambda: is_empty(server), ALLOWED_S)
+            wait_until(lambda: is_empty(server))
 
     visit_once()
     before = resources()
@@ -170,34 +172,44 @@ def test_connections_that_ended_leave_no_threads_and_descriptors(server: Running
 
 
 def test_blocking_clients_that_leave_do_not_use_the_server_up(server: RunningServer) -> None:
-    for index in range(6):
-        connection = server.connect()
-        send_chat(connection, max_tokens=2000)
-        time.sleep(0.05)
-        reset(connection) if index % 2 else connection.close()
+    def leave_and_wait() -> float:
+        for index in range(6):
+            connection = server.connect()
+            send_chat(connection, max_tokens=2000)
+            time.sleep(0.05)
+            reset(connection) if index % 2 else connection.close()
+        return wait_until(lambda: is_empty(server), natural_s("blocking"), "B08")
 
-    wait_until(lambda: is_empty(server), ALLOWED_S, "B08")
-    first, second = server.connect(), server.connect()
-    for connection in (first, second):
-        send_chat(connection, stream=True, max_tokens=5)
-    started = time.monotonic()
-    read_until(first, b"role")
-    read_until(second, b"role")
-    assert time.monotonic() - started < 1.0
-    first.close()
-    second.close()
-    wait_until(lambda: is_empty(server), ALLOWED_S)
+    def first_events() -> float:
+        connections = server.connect(), server.connect()
+        for connection in connections:
+            send_chat(connection, stream=True, max_tokens=5)
+        started = time.monotonic()
+        for connection in connections:
+            read_until(connection, b"role")
+        taken_s = time.monotonic() - started
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: is_empty(server))
+        return taken_s
+
+    expect_within(ALLOWED_S, leave_and_wait)
+    expect_within(1.0, first_events)
 
 
 def test_half_closed_client_counts_as_gone(server: RunningServer) -> None:
-    connection = server.connect()
-    send_chat(connection, max_tokens=2000)
-    wait_until(lambda: server.engine.status().active == 1)
+    def half_close_and_wait() -> float:
+        connection = server.connect()
+        send_chat(connection, max_tokens=2000)
+        wait_until(lambda: server.engine.status().active == 1)
 
-    connection.shutdown(socket.SHUT_WR)
+        connection.shutdown(socket.SHUT_WR)
 
-    wait_until(lambda: is_empty(server), ALLOWED_S)
-    connection.close()
+        taken_s = wait_until(lambda: is_empty(server), natural_s("blocking"))
+        connection.close()
+        return taken_s
+
+    expect_within(ALLOWED_S, half_close_and_wait)
 
 
 @pytest.mark.slow
