@@ -18,7 +18,7 @@ from tests.support.scripted_books import Faults
 from tests.support.scripted_program import ScriptedProgram
 from tests.support.scripted_session import make_request
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 NUM_STREAMS = 8
 
 

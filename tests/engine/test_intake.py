@@ -129,7 +129,7 @@ def test_racing_submissions_and_a_failure_lose_nobody() -> None:
     threads = [threading.Thread(target=submit_until_refused) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert is_under_way.wait(20.0)
+    assert is_under_way.wait(120.0)
     taken = [record.order for record in intake.take()]
     taken += [record.order for record in intake.fail()]
     for thread in threads:

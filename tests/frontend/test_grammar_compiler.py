@@ -222,7 +222,7 @@ def test_kinds_with_one_text_are_different_grammars() -> None:
 def test_compiling_stops_waiting_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     compiler = GrammarCompiler(TOKENIZER, FRONTEND.stop_ids, limit_s=0.05)
-    monkeypatch.setattr(grammar_compiler, "_compiled", lambda *unused: release.wait(30))
+    monkeypatch.setattr(grammar_compiler, "_compiled", lambda *unused: release.wait(120))
 
     try:
         for _ in range(grammar_compiler.MAX_COMPILERS + 1):

@@ -69,7 +69,7 @@ def full_house() -> Pair:
     gate = threading.Event()
 
     def hold(call: str) -> None:
-        gate.wait(20)
+        gate.wait(120)
 
     engine = ScriptedEngine(max_concurrency=1, max_pending=0, pace=hold)
     with engine, running_server(engine) as server:

@@ -10,7 +10,7 @@ from ninfer.gateway.image_pixels import Picture, UnreadableImage
 from ninfer.gateway.media_preparation import NUM_WORKERS, MediaPreparation
 from tests.support.gateway_clients import wait_until
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Decoder:

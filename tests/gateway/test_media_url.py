@@ -239,7 +239,7 @@ def test_slow_resolver_is_not_waited_for() -> None:
     may_go = threading.Event()
 
     def resolve(host: str, port: int) -> Sequence[str]:
-        may_go.wait(20)
+        may_go.wait(120)
         return [PUBLIC]
 
     fetcher = UrlFetcher(frozenset(), 1000, resolve, lambda *unused: socket.socket())

@@ -33,7 +33,7 @@ class Gate:
 
     def __call__(self, call: str) -> None:
         if call in ("prefill", "decode"):
-            self.is_open.wait(30)
+            self.is_open.wait(120)
 
 
 @pytest.fixture

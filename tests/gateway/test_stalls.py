@@ -19,7 +19,7 @@ def gate() -> threading.Event:
 def server(gate: threading.Event) -> Iterator[RunningServer]:
     def hold(call: str) -> None:
         if call == "decode":
-            gate.wait(20)
+            gate.wait(120)
 
     engine = ScriptedEngine(max_concurrency=1, max_pending=1, pace=hold)
     with engine, running_server(engine, stall_timeout_s=0.1) as running:
@@ -63,7 +63,7 @@ def test_a_full_queue_is_ready() -> None:
     gate = threading.Event()
 
     def hold(call: str) -> None:
-        gate.wait(20)
+        gate.wait(120)
 
     engine = ScriptedEngine(max_concurrency=1, max_pending=0, pace=hold)
     with engine, running_server(engine) as server:

@@ -42,7 +42,7 @@ def test_pool_computes_each_row_once_in_bands_worth_a_thread(
 
 
 def test_bands_run_at_the_same_time() -> None:
-    barrier = threading.Barrier(3, timeout=5)
+    barrier = threading.Barrier(3, timeout=60)
     pool = BandPool(3)
 
     pool.run(lambda first, stop: barrier.wait(), 3, 1, ())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def send_chat(

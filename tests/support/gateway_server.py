@@ -24,7 +24,7 @@ from tests.support.tiny_model import artifact_path
 TINY_CONFIG = EngineConfig(
     device="host", max_concurrency=2, max_pending=2, max_context=512, shrinks_context=True
 )
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ GLOBAL = 1 << 20
 SHARED = 0x410
 """Address of the first byte of dynamic shared memory; not where a swizzled block may start."""
 
-_WAIT_S = 30.0
+_WAIT_S = 300.0
 
 
 class _Barrier:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 CHROMIUM: Final = shutil.which("chromium")
-REPLY_TIMEOUT_S: Final = 30.0
+REPLY_TIMEOUT_S: Final = 120.0
 FLAGS: Final = (
     "--headless",
     "--no-sandbox",
@@ -226,7 +226,7 @@ class Page:
         """Value that an asynchronous function body returns for ``args``."""
         return self.evaluate(f"(async (args) => {{{body}}})({json.dumps(arguments)})")
 
-    def wait_for(self, condition: str, timeout_s: float = 10.0) -> Any:
+    def wait_for(self, condition: str, timeout_s: float = 60.0) -> Any:
         """Wait until an expression is true and return its value."""
         while True:
             try:

@@ -42,7 +42,7 @@ USAGE: Final = {
     "completion_tokens_details": {"reasoning_tokens": 96},
 }
 TIMINGS: Final = {"cache_n": 1024, "prompt_n": 180, "predicted_per_second": 47.31}
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 120.0
 BEAT_S: Final = 0.02
 
 
