@@ -122,7 +122,7 @@ def test_cancelling_at_any_state_leaves_nothing(engine: Engine, when: str) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
 
     assert not any(thread.is_alive() for thread in threads)
     settle(engine)

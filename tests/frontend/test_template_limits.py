@@ -14,7 +14,7 @@ from tests.support.frontends import resources
 
 LIMITS = RenderLimits(max_characters=1 << 20, max_seconds=0.5)
 MOST_BYTES = 48 << 20
-MOST_SECONDS = 2.5
+MOST_SECONDS = 2.5  # of this thread: other processes do not count
 
 LOOP = "{% for i in range(30000) %}"
 DOUBLED = "{% set ns = namespace(x=" + "START) %}" + LOOP + "{% set ns.x = GROWN %}{% endfor %}"
@@ -101,7 +101,7 @@ HOSTILE = SINGLE + [
 @pytest.mark.parametrize("source", HOSTILE)
 def test_an_operation_without_bounds_ends_in_time_and_in_little_memory(source: str) -> None:
     template = ChatTemplate(source, limits=LIMITS)
-    begun = time.monotonic()
+    begun = time.thread_time()
     tracemalloc.start()
     try:
         with pytest.raises(InvalidPrompt, match="refuses this"):
@@ -110,7 +110,7 @@ def test_an_operation_without_bounds_ends_in_time_and_in_little_memory(source: s
     finally:
         tracemalloc.stop()
 
-    assert time.monotonic() - begun < MOST_SECONDS
+    assert time.thread_time() - begun < MOST_SECONDS
     assert peak < MOST_BYTES
 
 
@@ -187,12 +187,12 @@ def conversation(size: int) -> list[dict[str, Any]]:
 def test_a_long_conversation_renders_within_a_second_or_so() -> None:
     template = ChatTemplate(resources()["frontend/chat_template.jinja"].decode())
     messages = [*conversation(1 << 20), {"role": "user", "content": "last"}]
-    begun = time.monotonic()
+    begun = time.thread_time()
 
     text = template.render(messages)
 
     assert len(text) > 1 << 19
-    assert time.monotonic() - begun < MOST_SECONDS
+    assert time.thread_time() - begun < MOST_SECONDS
 
 
 def test_values_that_are_no_longer_used_cost_nothing() -> None:

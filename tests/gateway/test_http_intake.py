@@ -152,7 +152,7 @@ def test_a_request_that_does_not_arrive_is_refused(hasty: RunningServer, sent: b
 
     assert b" 408 " in reply.split(b"\r\n")[0]
     assert b"request_incomplete" in reply
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_a_connection_without_a_request_may_wait(hasty: RunningServer) -> None:
@@ -183,7 +183,7 @@ def test_a_refused_sender_cannot_go_on_for_ever(hasty: RunningServer) -> None:
     connection.sendall(head("/v1/tokenize", f"Content-Length: {1 << 40}"))
     read_until(connection, b"request_too_large")
 
-    wait_until(lambda: is_cut_off(connection), 10.0, "the connection is closed")
+    wait_until(lambda: is_cut_off(connection), 60.0, "the connection is closed")
     connection.close()
 
 

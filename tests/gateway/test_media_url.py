@@ -232,7 +232,7 @@ def test_trickling_server_is_cut_off() -> None:
         code = code_of(lambda: fetcher.fetch("http://img.example/", "p", 0.2))
 
     assert code == "media_fetch_timeout"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_slow_resolver_is_not_waited_for() -> None:
@@ -250,7 +250,7 @@ def test_slow_resolver_is_not_waited_for() -> None:
     may_go.set()
 
     assert code == "media_fetch_timeout"
-    assert elapsed_s < 5
+    assert elapsed_s < 15
 
 
 def test_fetched_bytes_are_checked_like_all_others() -> None:
