@@ -25,6 +25,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
 from tests.support.lane_memory import Memory
+from tests.support.plain_types import use_plain_types
 
 Array = npt.NDArray[Any]
 
@@ -359,6 +360,7 @@ class WarpSimulator:
             patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
             # Intrinsics that a kernel closes over: waits.
             patch.setattr(type(ptx.wait_copies_0), "__call__", lambda wait: intrinsics.wait(wait))
+            use_plain_types(patch, self._modules)
             for module in self._modules:
                 for name, value in (("ptx", intrinsics), ("cuda", stand_in)):
                     if hasattr(module, name):

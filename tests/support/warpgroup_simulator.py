@@ -22,6 +22,7 @@ from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
 from tests.support.matrix_threads import matrix_instructions
+from tests.support.plain_types import use_plain_types
 from tests.support.swizzled_rows import rows_of, turned_rows_of
 from tests.support.word_arithmetic import (
     bf16_word,
@@ -376,6 +377,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
         # Products, which kernels close over.
         patch.setattr(type(warpgroup.arrive), "__call__", call)
+        use_plain_types(patch, modules)
         for module in modules:
             for name, value in (("ptx", intrinsics), ("cuda", cuda), ("warpgroup", group)):
                 if hasattr(module, name):
