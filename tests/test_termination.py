@@ -86,7 +86,7 @@ def leave(door: str, body: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=300,
         check=False,
         preexec_fn=_hear_signals,
     )

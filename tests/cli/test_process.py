@@ -34,7 +34,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=ROOT,
         env=os.environ | {"PYTHON": sys.executable} | environment,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -102,7 +102,7 @@ def test_signal_ends_with_its_code_and_without_a_traceback(
         assert process.poll() is None
 
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
 
     assert process.returncode == code
     assert "Traceback" not in err
@@ -130,7 +130,7 @@ entry()
 """
 
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300
     )
 
     assert (done.returncode, done.stderr) == (code, "")
@@ -156,7 +156,7 @@ entry()
 """
 
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300
     )
 
     assert (done.returncode, done.stdout) == (143, "closed\n")

@@ -123,7 +123,7 @@ def test_progress_goes_nowhere_near_standard_output(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
     assert ended.returncode == 0
@@ -172,7 +172,7 @@ def test_terminated_process_leaves_nothing(
         assert process.stdout is not None
         assert process.stdout.readline() == b"running\n"
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
 
     assert process.returncode == code
     assert list(tmp_path.iterdir()) == []
@@ -214,7 +214,7 @@ def test_process_that_is_terminated_at_a_critical_step_leaves_all_or_nothing(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
     assert done.returncode in code

@@ -79,16 +79,19 @@ def test_closed_pool_runs_nothing() -> None:
 
 def test_interrupted_call_still_waits_for_every_band() -> None:
     done: list[int] = []
+    is_interrupted = threading.Event()
     pool = BandPool(2)
 
     def kernel(first: int, stop: int) -> None:
         if first:
-            time.sleep(0.2)
+            assert is_interrupted.wait(60)
+            time.sleep(0.1)
             done.append(first)
         else:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        is_interrupted.set()
         raise Terminated
 
     before = signal.signal(signal.SIGALRM, interrupt)

@@ -117,7 +117,7 @@ def test_serve_command_serves_the_page(tab: Page) -> None:
             ask(tab, "Hello")
             tab.wait_for(DONE.format(1))
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         finally:
             process.kill()
 
