@@ -5,11 +5,13 @@ are forked, so that kernels, which are functions, need no way to another process
 fork, or one processor, the caller compiles. Knows no kernel.
 """
 
+import gc
+import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import Figures, KernelCache
@@ -21,6 +23,7 @@ Progress = Callable[[int, int], None]
 Job = tuple[Kernel, str]
 """A kernel and its target."""
 
+_COLLECTED_AFTER: Final = 16  # kernels, of some ten MB each
 _Result = tuple[int, Figures | NinferError]
 
 
@@ -103,7 +106,10 @@ def _work(
     following: Any,
     results: "Connection[_Result, None]",
 ) -> None:
-    while True:
+    gc.disable()  # what a compilation makes it keeps: looking for garbage is a tenth of its time
+    for number in itertools.count(1):
+        if number % _COLLECTED_AFTER == 0:
+            gc.collect()
         with following.get_lock():
             turn = following.value
             following.value += 1
