@@ -166,6 +166,8 @@ def decode_base64(text: str) -> bytes:
     Raises:
         ValueError: it is no base64.
     """
+    if len(text) % 4 or text.endswith("==="):
+        raise ValueError("the padding does not make up a group of four")
     whole = range(0, len(text), _SLICE)
     pieces = [base64.b64decode(text[at : at + _SLICE], validate=True) for at in whole]
     if any(len(piece) < _SLICE // 4 * 3 for piece in pieces[:-1]):
