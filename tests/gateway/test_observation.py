@@ -188,7 +188,7 @@ def test_request_log_agrees_with_the_replies(tmp_path: Path) -> None:
     def client() -> None:
         wait_until(lambda: any(line.startswith("ready") for line in lines))
         replies.update(visit(RemoteServer(int(lines[0].rpartition(":")[2]))))
-        time.sleep(0.2)
+        wait_until(lambda: '"throughput"' in path.read_text(), what="statistics are logged")
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=client)
