@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from ninfer.cli.collection import collection_paused
 from ninfer.termination import EndingSignals, ending_signal, exit_code_of_signal
@@ -20,22 +20,41 @@ def entry() -> NoReturn:
         with EndingSignals():
             _open_missing_streams()
             code = _run()
+    except SystemExit as ended:  # help, version or a wrong option
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException as error:
         number = ending_signal(error)
         if number is None:
             raise
         code = exit_code_of_signal(number)
+    sys.exit(_flushed(code))
+
+
+def _flushed(code: int) -> int:
+    """Write what is left; the interpreter would complain about what cannot be written.
+
+    Returns:
+        The exit code: a failure where an answer could not be written.
+    """
     try:
         sys.stdout.flush()
-    except (BrokenPipeError, ValueError):
-        # The reader has left; the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, ValueError):  # the reader has left, and knows it
+        _discard(sys.stdout)
+    except OSError as error:
+        _discard(sys.stdout)
+        if code == 0:  # else the command has said why it failed
+            code = 1
+            sys.stderr.write(f"error: {error.strerror}\n")
     try:
         sys.stderr.flush()
     except (OSError, ValueError):
         # A full log keeps what it could not take; that is no reason to end in failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    sys.exit(code)
+        _discard(sys.stderr)
+    return code
+
+
+def _discard(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run() -> int:

@@ -28,12 +28,14 @@ def interrupts() -> Iterator[None]:
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user does: Python's own output is buffered."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHON": sys.executable} | environment,
+        env=inherited | {"PYTHON": sys.executable} | environment,
         timeout=300,
         check=False,
     )
@@ -62,8 +64,16 @@ def test_full_log_does_not_cost_the_answer(model: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "Brass, iron, silver.")
 
 
-def test_full_output_is_a_failure_that_says_why(model: Path) -> None:
-    done = shell(f"$PYTHON -m ninfer inspect {model} >/dev/full")
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [("inspect {model}", ""), ("inspect {model}", "1"), ("--version", ""), ("inspect --help", "")],
+)
+def test_full_output_is_a_failure_that_says_why(
+    model: Path, arguments: str, unbuffered: str
+) -> None:
+    command = f"$PYTHON -m ninfer {arguments.format(model=model)} >/dev/full"
+
+    done = shell(command, PYTHONUNBUFFERED=unbuffered)
 
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
