@@ -7,6 +7,7 @@ it is and tries again a moment later. An exception that replaces the one of the 
 out still counts as the signal. Imports nothing of the program, so that any moment can raise.
 """
 
+import importlib  # noqa: F401 - gives the modules that import the names looked for below
 import signal
 import sys
 import threading
@@ -144,16 +145,23 @@ class EndingSignals(AbstractContextManager["EndingSignals", None]):
     def _raise_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Raise once more what was raised inside a finaliser, where Python drops it."""
         error = unraisable.exc_value
-        number = None if error is None else ending_signal(error)
+        number = None if error is None else ending_signal(error, since=sys.exception())
         if number is None:
             sys.__unraisablehook__(unraisable)
         else:
             self._raiser.raise_later(number)
 
 
-def ending_signal(error: BaseException) -> signal.Signals | None:
-    """Return the signal that an exception stands for, be it that it replaced the signal's own."""
-    seen: set[int] = set()
+def ending_signal(
+    error: BaseException, since: BaseException | None = None
+) -> signal.Signals | None:
+    """Return the signal that an exception stands for, be it that it replaced the signal's own.
+
+    Args:
+        error: the exception.
+        since: what was being handled already before, and says nothing about the error.
+    """
+    seen: set[int] = set() if since is None else {id(since)}
     present: BaseException | None = error
     while present is not None and id(present) not in seen:
         for number, kind in _RAISED.items():
@@ -183,11 +191,12 @@ def finish(wait: Callable[[], _Result]) -> _Result:
         wait: waits for something that ends by itself; called again after an interruption.
     """
     interruption: BaseException | None = None
+    before = sys.exception()
     while True:
         try:
             result = wait()
         except BaseException as error:
-            if ending_signal(error) is None:
+            if ending_signal(error, since=before) is None:
                 raise
             interruption = error
         else:
@@ -202,8 +211,12 @@ def _breaks_something(frame: FrameType | None) -> bool:
     A lock, steps that belong together, or an import: extension modules replace an exception by one
     of their own that knows nothing of it.
     """
+    while frame is not None and frame.f_globals is globals() and frame.f_code not in _MARKED:
+        frame = frame.f_back  # a handler, which a second signal has interrupted
     if frame is None:
         return False
+    if frame.f_code is finish.__code__:  # about to wait
+        return True
     if frame.f_globals.get("__name__") in _LOCK_MODULES and not _is_waiting(frame):
         return True
     outer: FrameType | None = frame
@@ -212,6 +225,9 @@ def _breaks_something(frame: FrameType | None) -> bool:
             return True
         outer = outer.f_back
     return False
+
+
+_MARKED: Final = (uninterrupted.__code__, finish.__code__)
 
 
 def _is_import(frame: FrameType) -> bool:

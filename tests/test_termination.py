@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -302,6 +303,36 @@ def test_wait_that_must_be_finished_goes_on_after_interruptions() -> None:
     assert calls == []
     assert finish(lambda: 7) == 7
     assert isinstance(caught(lambda: finish(lambda: [].pop())), IndexError)
+
+
+def test_error_of_a_wait_beside_an_interruption_is_its_own() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert isinstance(caught(lambda: finish(lambda: [].pop())), IndexError)
+
+
+def test_signal_that_arrives_before_a_wait_that_must_be_finished_waits() -> None:
+    def frame_of_finish() -> FrameType:
+        frame = sys._getframe()
+        while frame.f_code is not finish.__code__:
+            assert frame.f_back is not None
+            frame = frame.f_back
+        return frame
+
+    assert termination._breaks_something(finish(frame_of_finish))
+    assert not termination._breaks_something(sys._getframe())
+
+
+def test_import_is_recognised_in_a_process_that_has_not_named_its_modules() -> None:
+    name = "print(sys.modules['_frozen_importlib'].__name__)"
+    code = f"import sys\n{name}\nimport ninfer.termination\n{name}"
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+
+    assert done.stdout.split() == ["_frozen_importlib", "importlib._bootstrap"]
 
 
 def test_signal_during_an_import_waits_for_its_end(tmp_path: Path) -> None:

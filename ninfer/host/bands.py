@@ -54,7 +54,7 @@ class BandPool:
                 kernel(*bands[0], *args)
         finally:
             # Whatever happens: the caller may free the memory that the bands write.
-            failures = [finish(future.exception) for future in pending]
+            failures = finish(lambda: [future.exception() for future in pending])
         for failure in failures:
             if failure is not None:
                 raise failure
