@@ -5,11 +5,13 @@ are forked, so that kernels, which are functions, need no way to another process
 fork, or one processor, the caller compiles. Knows no kernel.
 """
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
@@ -25,6 +27,7 @@ Job = tuple[Kernel, str]
 
 _COLLECTED_AFTER: Final = 16  # kernels, of some ten MB each
 _Result = tuple[int, Figures | NinferError]
+_Results = Generator[_Result, None, None]
 
 
 def compile_together(
@@ -54,18 +57,19 @@ def compile_together(
     if count > 1 and can_fork:
         results = _forked(cache, jobs, order, count)
     found: dict[int, Figures] = {}
-    for index, result in results:
-        if isinstance(result, NinferError):
-            raise result
-        found[index] = result
-        if progress is not None:
-            progress(len(found), len(jobs))
+    with contextlib.closing(results):
+        for index, result in results:
+            if isinstance(result, NinferError):
+                raise result
+            found[index] = result
+            if progress is not None:
+                progress(len(found), len(jobs))
     if len(found) < len(jobs):
         raise InvariantError("a process that compiles kernels has died")
     return [found[index] for index in range(len(jobs))]
 
 
-def _here(cache: KernelCache, jobs: Sequence[Job], order: list[list[int]]) -> Iterator[_Result]:
+def _here(cache: KernelCache, jobs: Sequence[Job], order: list[list[int]]) -> _Results:
     for group in order:
         for index in group:
             yield index, cache.compiled(*jobs[index]).figures
@@ -73,7 +77,7 @@ def _here(cache: KernelCache, jobs: Sequence[Job], order: list[list[int]]) -> It
 
 def _forked(
     cache: KernelCache, jobs: Sequence[Job], order: list[list[int]], count: int
-) -> Iterator[_Result]:
+) -> _Results:
     """Results of all processes as they come; a process that dies just ends."""
     context = multiprocessing.get_context("fork")
     following = context.Value("i", 0)
@@ -95,7 +99,7 @@ def _forked(
                     readers.remove(reader)
     finally:
         for worker in workers:
-            worker.terminate()
+            worker.kill()  # nothing is lost: files come into the folder whole
             worker.join()
 
 
@@ -106,6 +110,8 @@ def _work(
     following: Any,
     results: "Connection[_Result, None]",
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller hears it, and ends the workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.disable()  # what a compilation makes it keeps: looking for garbage is a tenth of its time
     for number in itertools.count(1):
         if number % _COLLECTED_AFTER == 0:

@@ -1,5 +1,8 @@
+import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,35 @@ def test_a_kernel_that_does_not_compile_ends_it_all(num_workers: int) -> None:
 def test_a_process_that_dies_is_noticed() -> None:
     with pytest.raises(InvariantError, match="has died"):
         compile_together(CountedCache(deadly="probe_3"), jobs_of(6), 2)
+
+
+class SlowCache(CountedCache):
+    """Takes its time for all kernels but the first."""
+
+    def compiled(self, kernel: Kernel, target: str) -> Compiled:
+        if kernel.name != "probe_0":
+            time.sleep(60)
+        return super().compiled(kernel, target)
+
+
+@pytest.fixture
+def ignored_termination() -> Iterator[None]:
+    """What a process that is ending looks like to those that it forks."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("ignored_termination")
+def test_workers_end_at_once_with_the_caller() -> None:
+    begin = time.monotonic()
+
+    with pytest.raises(InvariantError, match="refused") as kept:
+        compile_together(SlowCache(refused="probe_0"), jobs_of(6), 2)
+
+    assert time.monotonic() - begin < 30
+    assert multiprocessing.active_children() == []
+    assert kept.tb is not None  # and the traceback that is kept keeps no worker
 
 
 def test_workers_leave_what_they_built_in_the_folder(tmp_path: Path) -> None:
