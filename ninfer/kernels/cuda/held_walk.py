@@ -3,6 +3,19 @@
 A step is one k tile of a row tile, or one slab of it in bf16: what one stage of the ring holds. The
 cursor of copies runs ahead of the products, into the next row tile, which may be of another weight
 and format; there it looks up where that one lies. The order of the sum is that of `few_walk`.
+
+What functions hand to one another:
+
+    rows    what weights lie where: addresses of four, ends of the first three in row tiles (the
+            fourth takes the rest), kinds of four (see `held_product`)
+    walk    what never changes: k tiles of a row, part, lane, k tiles of the part, row tiles of the
+            launch, row tiles that all teams make in one turn
+    cursor  what changes: steps left to ask for in a row tile, the row tile after it, bytes of a
+            step from this lane on, format, the ring's slot that is multiplied, the slot before it
+    source  where the lane's next step lies
+
+In bf16 a k tile is four steps of a slab, each 512 bytes of the upper and of the lower record, so
+the cursor moves on by 512 bytes three times and then to the first slab of the part's next k tile.
 """
 
 from collections.abc import Sequence
@@ -29,9 +42,8 @@ Address = Any
 Array = Any
 Index = Any
 Rows = Any
-"""Tuples of the launch's weights: (addresses, ends in row tiles, kinds)."""
 
-LEFT, NEXT, LIMIT, FORMAT, SLOT, LAST = range(6)  # of the cursor's 32-bit words
+LEFT, NEXT, LIMIT, FORMAT, SLOT, LAST = range(6)  # words of the cursor
 CURSOR_WORDS: Final = 6
 
 _BF16_RECORD: Final = PAIR_FORMATS[TensorFormat.BF16].record_bytes
