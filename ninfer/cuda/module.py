@@ -65,7 +65,7 @@ later one adds no kernel uses, and it left local arrays in memory (sm_100)."""
 
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _CAREFUL: Final = ("-Xptxas=-O1",)  # loads stay where they are: fewer values wait for their use
-_FORMAT: Final = 1
+_FORMAT: Final = 1  # of keys: raised where `translation` gives other code for the same kernel
 _TOOLCHAIN_FILE: Final = "toolchain"
 _SERIALISED: Final = "wgmma.mma_async instructions are serialized"
 
