@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from ninfer.cuda.ptx import Intrinsic, define
+from ninfer.cuda.ptx import Intrinsic, define, sync_threads
 
 _U32, _U64 = types.uint32, types.uint64
 
@@ -35,9 +35,7 @@ DESCRIPTOR: Final = (1 << 62) | (64 << 32) | (1 << 16)
 apart; the other stride means nothing for rows of one swizzle width. A descriptor adds the address
 of the first row, in units of 16 bytes; the next 16 features of the rows are two units further."""
 
-meet = define(  # at a barrier of the block by its number, so many threads
-    "bar.sync $0, $1;", [], [_U32, _U32], is_ordered=True
-)
+meet = sync_threads  # the name that kernels with roles call it by
 
 # Barriers in shared memory that count arrivals and bytes.
 init_barrier = define("mbarrier.init.shared::cta.b64 [$0], $1;", [], [_U32, _U32], is_ordered=True)

@@ -19,9 +19,10 @@ from ninfer.kernels.cuda import (
     weight_tiles,
 )
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
-from ninfer.kernels.cuda.held_product import HELD, MODE_AT, SKIP_AT, make_held
+from ninfer.kernels.cuda.held_product import HELD, make_held
 from ninfer.kernels.cuda.held_shape import held_bytes
 from ninfer.kernels.cuda.product_output import Output
+from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat

@@ -32,8 +32,8 @@ from ninfer.kernels.cuda.few_shape import (
     shared_bytes,
 )
 from ninfer.kernels.cuda.few_walk import make_run, make_write, part_stride
-from ninfer.kernels.cuda.launch import block_parts, blocks_for
-from ninfer.kernels.cuda.row_products import Formats, RowProduct
+from ninfer.kernels.cuda.launch import RESERVED_SHARED, block_parts, blocks_for
+from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT, Formats, RowProduct
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
@@ -46,7 +46,7 @@ TOGETHER: tuple[Formats, ...] = (
 )
 """Formats that one launch may mix: what the published profiles give the same columns."""
 
-_MODE_AT, _SKIP_AT, _TALL_AT = 4, 8, 12  # bits of a slot's last word; its format is below
+_MODE_AT, _SKIP_AT, _TALL_AT = MODE_AT, SKIP_AT, 12  # row tiles of a block are above a kind
 
 Address = Any
 Index = Any
@@ -60,7 +60,7 @@ def launch_few(
         [(product.format, product.tiles) for product in products],
         x.num_columns,
         stream.num_multiprocessors,
-        stream.shared_bytes + 1024,
+        stream.shared_bytes + RESERVED_SHARED,
     )
     shapes = shapes_for(formats, places.row_tiles, x.num_columns)
     base, sums, padded = block_parts(x)
@@ -69,8 +69,7 @@ def launch_few(
     for product in products:
         tall = shapes[formats.index(product.format)].row_tiles
         end += blocks_for(product.tiles, tall)
-        kind = formats.index(product.format) | int(product.output) << _MODE_AT
-        kind |= product.skip << _SKIP_AT | tall << _TALL_AT
+        kind = product.kind(formats) | tall << _TALL_AT
         args += [product.address, product.target, end]
         args += [product.tiles, product.num_rows, product.width, kind]
     args += args[-7:] * (SLOTS - len(products))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ninfer.errors import InvariantError
-from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, blocks_for
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, RESERVED_SHARED, blocks_for
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
@@ -31,7 +31,6 @@ SLOTS: Final = 4
 
 _COLUMN_BYTES: Final = 256  # of one column of a k tile
 _SUMS_BYTES: Final = 64  # of a k tile's group sums, all eight columns
-_RESERVED_BYTES: Final = 1024  # that a block takes beside its own
 _REGISTER_FILE: Final = 65536
 _STEADY: Final = {
     (1, 1): 0.45,
@@ -130,7 +129,7 @@ def most_places(formats: Sequence[TensorFormat], row_tiles: int, num_columns: in
     """
     ring = shared_bytes(formats, row_tiles, num_columns)
     is_light = num_columns == 1 and len(formats) == 1
-    has_room = 3 * (ring + _RESERVED_BYTES) <= MULTIPROCESSOR_SHARED
+    has_room = 3 * (ring + RESERVED_SHARED) <= MULTIPROCESSOR_SHARED
     return 3 if row_tiles == 1 or (is_light and has_room) else 2
 
 
@@ -160,12 +159,12 @@ def choose_places(
         ring = shared_bytes(formats, row_tiles, num_columns)
         tall = {s.format: s.row_tiles for s in shapes_for(formats, row_tiles, num_columns)}
         blocks = sum(blocks_for(count, tall[format]) for format, count in tiles)
-        fitting = multiprocessor_bytes // (ring + _RESERVED_BYTES)
+        fitting = multiprocessor_bytes // (ring + RESERVED_SHARED)
         for places in range(1, min(fitting, most_places(formats, row_tiles, num_columns)) + 1):
             at_once = places * multiprocessors
             fill = blocks / (at_once * blocks_for(blocks, at_once))
             # One more block shall not fit; what is left serves columns as first-level cache.
-            closing = multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - _RESERVED_BYTES
+            closing = multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - RESERVED_SHARED
             rate = fill * _STEADY[row_tiles, places]
             found.append((rate, Places(row_tiles, blocks, max(ring, closing))))
     if not found:

@@ -42,7 +42,7 @@ from ninfer.kernels.cuda.held_walk import (
 )
 from ninfer.kernels.cuda.launch import WARP, block_parts
 from ninfer.kernels.cuda.product_output import load_before, store_after, warp_index
-from ninfer.kernels.cuda.row_products import Formats, RowProduct
+from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT, Formats, RowProduct
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.tensor import LinearInput, TensorFormat
@@ -55,10 +55,6 @@ HELD: Final[tuple[Formats, ...]] = (
     (TensorFormat.Q4, TensorFormat.Q5, TensorFormat.BF16),
 )
 """Formats of a launch that kernels are made for."""
-
-MODE_AT: Final = 4
-SKIP_AT: Final = 8
-"""Bits of a weight's kind where its output and its skipped rows lie; its format is below."""
 
 _REGISTERS: Final = 65536 // HELD_THREADS // 8 * 8
 _ADDING_WARPS: Final = TILE_ROWS * 8 // 32  # of a team: an element for each thread
@@ -78,9 +74,8 @@ def launch_held(
     end = 0
     for product in reversed(products):  # formats of more bytes come first
         end += product.tiles
-        kind = formats.index(product.format) | int(product.output) << MODE_AT
-        kind |= product.skip << SKIP_AT
-        rows += [product.address, product.target, end, product.num_rows, product.width, kind]
+        rows += [product.address, product.target, end]
+        rows += [product.num_rows, product.width, product.kind(formats)]
     rows += rows[-6:] * (SLOTS - len(products))
     stream.launch(
         make_held(formats),

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ninfer.kernels.cuda.few_shape import RINGED_COLUMNS
+from ninfer.kernels.cuda.launch import RESERVED_SHARED
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
@@ -37,7 +38,6 @@ GROUP_SUM_BYTES: Final = 64
 
 _LONG_STEP: Final = 1100  # bytes from which columns of 5120 features leave room for three stages
 _MANY_TURNS: Final = 4  # of a team, from which this way is as good for one column: measured
-_RESERVED_BYTES: Final = 1024  # that a block takes beside its own
 
 
 def step_bytes(format: TensorFormat) -> int:
@@ -68,7 +68,7 @@ def held_bytes(formats: Iterable[TensorFormat], k_tiles: int) -> int:
 
 def has_room(formats: Iterable[TensorFormat], k_tiles: int, block_shared_bytes: int) -> bool:
     """Whether a block can keep the columns of so many k tiles."""
-    return held_bytes(formats, k_tiles) + _RESERVED_BYTES <= block_shared_bytes
+    return held_bytes(formats, k_tiles) + RESERVED_SHARED <= block_shared_bytes
 
 
 def is_worth_holding(num_columns: int, row_tiles: int, multiprocessors: int) -> bool:

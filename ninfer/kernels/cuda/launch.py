@@ -20,6 +20,9 @@ MAX_THREADS: Final = 1024
 MULTIPROCESSOR_SHARED: Final = 227 << 10
 """Shared memory of a multiprocessor that blocks can share, on sm_90: for choosing how many may."""
 
+RESERVED_SHARED: Final = 1024
+"""Shared memory that a block takes beside its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelShapes:

@@ -1,13 +1,17 @@
 """Rows of a weight and where their products go: what launchers of few columns share."""
 
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from ninfer.kernels.cuda.launch import blocks_for
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import Matrix, Tensor, TensorFormat
+
+MODE_AT: Final = 4
+SKIP_AT: Final = 8
+"""Bits of a weight's kind where its output and its skipped rows lie; its format is below."""
 
 Formats = tuple[TensorFormat, ...]
 """Formats of one launch; a weight's number is its place here."""
@@ -52,6 +56,10 @@ class RowProduct(NamedTuple):
             out.shape[1],
             output,
         )
+
+    def kind(self, formats: Formats) -> int:
+        """What a kernel for these formats has to know of the weight, in one word."""
+        return formats.index(self.format) | int(self.output) << MODE_AT | self.skip << SKIP_AT
 
 
 def formats_of(products: Iterable[RowProduct]) -> Formats:
