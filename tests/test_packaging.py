@@ -5,10 +5,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,8 +31,6 @@ def test_files_of_the_page_are_installed() -> None:
 
 
 def test_wheel_holds_no_leftovers_of_an_earlier_build(tmp_path: Path) -> None:
-    if int(metadata.version("setuptools").partition(".")[0]) < 77:
-        pytest.skip("needs the setuptools that pyproject.toml asks for")
     tree = tmp_path / "checkout"
     unneeded = shutil.ignore_patterns("__pycache__", "*.ninfer")
     for name in ("ninfer", "web"):
