@@ -2,11 +2,12 @@
 
 import json
 import random
+import re
 import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ninfer.errors import NinferError, RequestError, UnsupportedFeature
@@ -111,13 +112,14 @@ def test_every_way_through_a_schema_is_compact_json(name: str, seed: int) -> Non
 
 @QUICK
 @given(st.integers(0, 10_000))
+@example(1661)  # a name with an escape and what looks like a separator
 def test_every_person_fits_the_schema(seed: int) -> None:
     text, is_ended = walk(compiled(schema_source(PERSON, "f")), seed)
 
     assert is_ended
     check_person(json.loads(text))
-    assert "\n" not in text
-    assert ": " not in text.replace(json.loads(text)["name"], "")
+    between_strings = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
+    assert re.search(r"\s", between_strings) is None
 
 
 def test_any_object_is_an_object() -> None:
