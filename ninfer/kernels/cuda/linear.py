@@ -16,7 +16,8 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import coded_linear, few_linear, fragments
+from ninfer.kernels.cuda import coded_linear, column_image, few_linear
+from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.few_shape import MOST_COLUMNS
@@ -33,7 +34,7 @@ from ninfer.kernels.cuda.weight_repack import TILES, make_repack
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
 from ninfer.tensor_formats.geometry import RowSplitGeometry, encoded_bytes
 
-SKINNY_COLUMNS: Final = 128
+SKINNY_COLUMNS: Final = FRAGMENT_COLUMNS
 """Most columns whose arithmetic is the same as that of one."""
 
 _FEW_ROWS: Final = 1024
@@ -41,7 +42,7 @@ _FEW_ROWS: Final = 1024
 
 def input_bytes(num_columns: int, width: int) -> int:
     """Bytes of a linear input."""
-    return fragments.input_bytes(num_columns, width)
+    return column_image.input_bytes(num_columns, width)
 
 
 def resident_bytes(format: TensorFormat, num_rows: int, num_columns: int) -> int:
@@ -107,7 +108,7 @@ def project_all(
     made = [(weight, out, first, _stored(out)) for weight, out, first in products]
     if x.num_columns <= MOST_COLUMNS:
         few_linear.multiply_few(stream, x, [RowProduct.of(*product) for product in made])
-    elif x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
+    elif is_image(x.num_columns, stream.has_warpgroups):
         coded_linear.multiply_coded(stream, x, made)
     else:
         for product in made:
@@ -152,7 +153,7 @@ def _multiply(
     if x.num_columns <= MOST_COLUMNS:
         few_linear.multiply_few(stream, x, [RowProduct.of(weight, out, first_column, output)])
         return
-    if x.num_columns > SKINNY_COLUMNS and stream.has_warpgroups:
+    if is_image(x.num_columns, stream.has_warpgroups):
         coded_linear.multiply_coded(stream, x, ((weight, out, first_column, output),))
         return
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
