@@ -306,7 +306,9 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
-    kernels = [make_merge(256), make_wide_prefill(), make_expand(), make_wide_int8_prefill()]
+    kernels = [make_merge(256), make_expand()]
+    for to_image in (False, True):
+        kernels += [make_wide_prefill(to_image), make_wide_int8_prefill(to_image)]
     kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
     for is_int8 in (False, True):
         kernels.append(make_split(256, is_int8, split_stages(256, is_int8)))

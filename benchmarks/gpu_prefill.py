@@ -4,9 +4,9 @@
     python -m benchmarks.gpu_prefill --compile FOLDER
 
 In one run: PyTorch's bf16 products, where it is installed, as the ceiling; the multiplication alone
-in several tile shapes; the way of columns into their image; then whole products as prefill makes
-them. Columns and weights are normal numbers: what a product draws, and so the clock, depends on the
-bits that change. Calls follow one another in a graph; median of five replays.
+in several tile shapes; then whole products as prefill makes them. Columns and weights are normal
+numbers: what a product draws, and so the clock, depends on the bits that change. Calls follow one
+another in a graph; median of five replays.
 """
 
 import json
@@ -30,8 +30,6 @@ from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
 from ninfer.kernels.cuda.coded_shape import Coded
 from ninfer.kernels.cuda.column_pack import make_pack
-from ninfer.kernels.cuda.column_plait import make_plait, plait_grid
-from ninfer.kernels.cuda.launch import block_parts
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import linear
@@ -96,24 +94,6 @@ class NormalOperands(Operands):
         return self._columns[count, width]
 
 
-def plait(bench: Bench, x: LinearInput) -> None:
-    """Bring columns into their image in scratch memory."""
-    base, _, padded = block_parts(x)
-    k_tiles = padded // 128
-    args = (base, bench.stream.scratch.address, k_tiles)
-    bench.stream.launch(make_plait(), plait_grid(x.num_columns, k_tiles), args)
-
-
-def plait_us(bench: Bench, operands: Operands) -> dict[str, float]:
-    """Time of that way."""
-    found = {}
-    for width in (5120, 17408):
-        for count in COLUMNS:
-            call = partial(plait, bench, operands.columns(count, width))
-            found[f"K={width} T={count}"] = round(replay_us(bench, [call] * 4, 5) / 4, 1)
-    return found
-
-
 def variants(format: TensorFormat) -> tuple[Coded, ...]:
     """Tile shapes that are compared."""
     shapes = [coded_linear.large_tiles(format), coded_linear.small_tiles(format)]
@@ -137,8 +117,8 @@ def alone(
     matrix = weights.make(arena, format, rows, width)
     for count in COLUMNS:
         out = operands.out(0, count, rows, DType.BF16)
-        plait(bench, operands.columns(count, width))
-        parts = (matrix.storage.address, bench.stream.scratch.address, out.address)
+        image = operands.columns(count, width).storage
+        parts = (matrix.storage.address, image.address, out.address)
         extents = (layout.k_tiles, layout.row_tiles, 0, rows, count, rows, 0, int(Output.BF16))
         for shape in variants(format):
             grid = shape.grid(layout.row_tiles, count, bench.stream.num_multiprocessors)
@@ -169,7 +149,7 @@ def products(bench: Bench, weights: Weights, operands: Operands) -> dict[str, An
 
 def run_kernels() -> list[Kernel]:
     """Everything that a run needs."""
-    kernels = [*coded_linear.declared(), make_pack(False)]
+    kernels = [*coded_linear.declared(), make_pack(False, True)]
     kernels += [make_coded_product(shape, Ending.BF16) for shape in variants(Q4)]
     return list(dict.fromkeys(kernels))
 
@@ -198,7 +178,6 @@ def main(arguments: list[str]) -> None:
         for format, rows, width in ALONE:
             name = f"alone {format.name} {rows}x{width}"
             note(name, alone(bench, weights, operands, format, rows, width))
-        note("plait us", plait_us(bench, operands))
         note("products", products(bench, weights, operands))
         note("clocks after", clock_mhz())
         bench.arena.close()

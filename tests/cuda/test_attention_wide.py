@@ -15,12 +15,14 @@ from ninfer.kernels.cuda import (
     attention_wide,
     attention_wide_int8,
     attention_wide_parts,
+    column_image,
     device_functions,
     fragments,
 )
 from ninfer.kernels.cuda.attention_expand import make_expand
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
+from ninfer.kernels.cuda.column_image import image_bytes, words_of
 from ninfer.tensor import DType
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support.cuda_cache import make_content
@@ -34,6 +36,7 @@ MODULES = (
     attention_wide,
     attention_wide_int8,
     attention_wide_parts,
+    column_image,
     device_functions,
     fragments,
 )
@@ -79,7 +82,7 @@ class Chunk:
                 "wide_keys": np.full((pages, 64, HEAD_DIM), 0xFFFF, np.uint16),
                 "wide_values": np.full((pages, 64, HEAD_DIM), 0xFFFF, np.uint16),
                 "wide_table": np.full(pages, -1, np.int32),
-                "out": np.full(fragments.input_bytes(count, self.width), 0xFF, np.uint8),
+                "out": np.full(image_bytes(count, self.width), 0xFF, np.uint8),
             }
         )
 
@@ -96,8 +99,10 @@ class Chunk:
         factor = np.float32(HEAD_DIM**-0.5 * math.log2(math.e))
         arguments: list[Any] = [*self.addresses(*operands), *numbers, factor]
         launch(MODULES, self.octets, kernel, (1, NUM_HEADS, 1), arguments)
-        words, _ = fragments.unpack_columns(self.views["out"], self.count, self.width)
-        return words
+        out, extent = self.views["out"], (self.count, self.width)
+        if kernel.name.endswith("_image"):
+            return words_of(out, *extent)
+        return fragments.unpack_columns(out[: fragments.input_bytes(*extent)], *extent)[0]
 
     def expand(self, limit: int) -> None:
         names = (*self.planes, "table", "rows", "positions", "wide_keys", "wide_values")
@@ -125,7 +130,7 @@ class Chunk:
 def test_a_block_holds_what_its_queries_attended(first: int, stop: int) -> None:
     chunk = Chunk(first, stop, DType.BF16)
 
-    words = chunk.attend(make_wide_prefill(), ("keys", "values"), "table", stop)
+    words = chunk.attend(make_wide_prefill(False), ("keys", "values"), "table", stop)
 
     assert chunk.error(words) <= 2.0**-7
 
@@ -135,20 +140,33 @@ def test_a_block_holds_what_its_queries_attended(first: int, stop: int) -> None:
 def test_codes_turned_here_or_there_give_the_same_bits(first: int, stop: int) -> None:
     chunk = Chunk(first, stop, DType.I8)
 
-    directly = chunk.attend(make_wide_int8_prefill(), tuple(chunk.planes), "table", stop - 1)
+    directly = chunk.attend(make_wide_int8_prefill(False), tuple(chunk.planes), "table", stop - 1)
     chunk.expand(stop)
-    wide = chunk.attend(make_wide_prefill(), ("wide_keys", "wide_values"), "wide_table", stop)
+    wide = chunk.attend(make_wide_prefill(False), ("wide_keys", "wide_values"), "wide_table", stop)
 
     assert chunk.error(directly) <= 2.0**-7
     np.testing.assert_array_equal(wide, directly)
+
+
+@pytest.mark.slow
+def test_results_are_the_same_in_both_orders() -> None:
+    stop = 3
+    chunk, coded = Chunk(0, stop, DType.BF16), Chunk(0, stop, DType.I8)
+
+    for make, part, planes, limit in (
+        (make_wide_prefill, chunk, ("keys", "values"), stop),
+        (make_wide_int8_prefill, coded, tuple(coded.planes), stop - 1),
+    ):
+        plain, image = (part.attend(make(order), planes, "table", limit) for order in (False, True))
+        np.testing.assert_array_equal(image, plain)
 
 
 def test_a_sequence_is_attended_by_the_one_kernel_or_by_the_other() -> None:
     chunk = Chunk(0, 3, DType.I8)
 
     chunk.expand(2)
-    wide = chunk.attend(make_wide_prefill(), ("wide_keys", "wide_values"), "wide_table", 2)
-    directly = chunk.attend(make_wide_int8_prefill(), tuple(chunk.planes), "table", 3)
+    wide = chunk.attend(make_wide_prefill(False), ("wide_keys", "wide_values"), "wide_table", 2)
+    directly = chunk.attend(make_wide_int8_prefill(False), tuple(chunk.planes), "table", 3)
 
     assert (wide == 0xFFFF).all()
     assert (directly == 0xFFFF).all()

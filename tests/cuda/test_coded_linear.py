@@ -4,38 +4,17 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.coded_linear import (
     ending_for,
     large_tiles,
-    piece_columns,
     shape_for,
     small_tiles,
 )
 from ninfer.kernels.cuda.coded_output import Ending
-from ninfer.kernels.cuda.column_image import image_bytes
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
 
 Q4 = TensorFormat.Q4
-
-
-@given(st.integers(1, 400), st.integers(1, 20_000), st.integers(1, 2_000))
-def test_pieces_fit_into_scratch_memory_and_are_even(
-    blocks: int, num_columns: int, width: int
-) -> None:
-    piece = piece_columns(blocks * image_bytes(128, width) + 77, num_columns, width)
-
-    assert piece % 128 == 0 < piece <= 128 * blocks
-    assert (-(-num_columns // piece) - 1) * piece < num_columns
-
-
-def test_too_little_scratch_memory_is_refused() -> None:
-    with pytest.raises(ShapeError):
-        piece_columns(1 << 20, 256, 5120)
 
 
 def test_tiles_that_end_first_are_chosen() -> None:

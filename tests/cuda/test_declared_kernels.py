@@ -92,7 +92,7 @@ def test_a_kind_is_a_name_without_extents(name: str, kind: str) -> None:
 
 def test_one_geometry_of_every_kind_is_the_one_with_most_shared_memory() -> None:
     made = [
-        Kernel(name, make_rms_norm(True).function, (), 32, 32, nbytes)
+        Kernel(name, make_rms_norm(True, False).function, (), 32, 32, nbytes)
         for name, nbytes in (("gate_q4_1_found", 8), ("gate_q4_2_found", 9), ("gate_q5_2_found", 7))
     ]
 
@@ -107,7 +107,7 @@ def test_one_geometry_of_every_kind_is_the_one_with_most_shared_memory() -> None
 
 
 def test_the_tuned_target_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = make_rms_norm(True).function
+    function = make_rms_norm(True, False).function
     made = tuple(Kernel(f"norm_{n}", function, (), 32, 32, n) for n in range(3))
     monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models, target: made)
     monkeypatch.setattr(
@@ -126,7 +126,7 @@ def test_the_tuned_target_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only_norm(models: object, target: str) -> tuple[Kernel, ...]:
-    return (make_rms_norm(True),)
+    return (make_rms_norm(True, False),)
 
 
 def test_command_reports_and_leaves_a_folder_to_run_from(
@@ -144,7 +144,7 @@ def test_command_reports_and_leaves_a_folder_to_run_from(
     assert report["spilled_bytes"] == report["local_bytes"] == 0
     assert report["complaints"] == []
     assert "rms_norm" in capsys.readouterr().out
-    cubin = prebuilt(tmp_path / "kernels").compiled(make_rms_norm(True), "sm_90").cubin
+    cubin = prebuilt(tmp_path / "kernels").compiled(make_rms_norm(True, False), "sm_90").cubin
     assert cubin.startswith(b"\x7fELF")
 
 
@@ -166,7 +166,7 @@ def test_command_refuses_a_report_that_cannot_be_written_before_it_compiles(
 def test_command_fails_for_a_kernel_over_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    norm = make_rms_norm(True)
+    norm = make_rms_norm(True, False)
     greedy = Kernel("greedy", norm.function, norm.params, norm.threads, max_registers=1)
     monkeypatch.setattr("ninfer.compilation.declared_kernels", lambda models, target: (greedy,))
 

@@ -41,5 +41,5 @@ def large_norm(block_bytes: int) -> Kernel:
     """A kernel that every folder of prebuilt ones has, with a larger wish."""
     from ninfer.kernels.cuda.norm import make_rms_norm
 
-    norm = make_rms_norm(True)
+    norm = make_rms_norm(True, False)
     return Kernel(norm.name, norm.function, norm.params, norm.threads, 64, block_bytes + 1)

@@ -161,9 +161,6 @@ def test_cut_products_have_the_same_bits(
     x = columns(8, 700, shape[1])
     whole = product(format, payload, shape, x)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(coded_linear, "piece_columns", lambda *sizes: 256)
-        np.testing.assert_array_equal(product(format, payload, shape, x), whole)
     for tiles in (coded_linear.large_tiles, coded_linear.small_tiles):
         monkeypatch.setattr(coded_linear, "shape_for", lambda f, *sizes, tiles=tiles: tiles(f))
         np.testing.assert_array_equal(product(format, payload, shape, x), whole)

@@ -40,7 +40,7 @@ def norm_of(make_bench: BenchFactory, x: Any, weight: Any) -> tuple[Any, Any, fl
 
 @every_device
 @widths
-@pytest.mark.parametrize("num_tokens", [0, 1, 9])
+@pytest.mark.parametrize("num_tokens", [0, 1, 9, 131])
 def test_norm_agrees_with_the_formula(
     make_bench: BenchFactory, width: int, num_tokens: int
 ) -> None:
@@ -64,14 +64,15 @@ def test_norm_of_tiny_and_huge_columns(make_bench: BenchFactory, scale: float) -
 
 
 @every_device
+@pytest.mark.parametrize("num_tokens", [33, 300])
 @pytest.mark.parametrize("width", [70, 2048])
 def test_norm_of_a_column_does_not_depend_on_the_others(
-    make_bench: BenchFactory, width: int
+    make_bench: BenchFactory, width: int, num_tokens: int
 ) -> None:
     rng = np.random.default_rng(5)
-    x = rng.standard_normal((33, width)).astype(np.float32)
+    x = rng.standard_normal((num_tokens, width)).astype(np.float32)
     weight = rng.standard_normal(width).astype(np.float32)
-    order = rng.permutation(33)
+    order = rng.permutation(num_tokens)
 
     together, _, _ = norm_of(make_bench, x, weight)
     moved, _, _ = norm_of(make_bench, x[order], weight)
@@ -93,7 +94,7 @@ def swiglu_of(make_bench: BenchFactory, gate_up: Any) -> tuple[Any, Any, float]:
 
 @every_device
 @pytest.mark.parametrize("width", [1, 9, 64, 160, 512, 3584, 17408])
-@pytest.mark.parametrize("num_tokens", [1, 10])
+@pytest.mark.parametrize("num_tokens", [1, 10, 131])
 def test_swiglu_agrees_with_the_formula(
     make_bench: BenchFactory, width: int, num_tokens: int
 ) -> None:
@@ -106,8 +107,11 @@ def test_swiglu_agrees_with_the_formula(
 
 
 @every_device
-def test_swiglu_of_a_column_does_not_depend_on_the_others(make_bench: BenchFactory) -> None:
-    gate_up = np.random.default_rng(2).standard_normal((17, 640)).astype(np.float32)
+@pytest.mark.parametrize("num_tokens", [17, 300])
+def test_swiglu_of_a_column_does_not_depend_on_the_others(
+    make_bench: BenchFactory, num_tokens: int
+) -> None:
+    gate_up = np.random.default_rng(2).standard_normal((num_tokens, 640)).astype(np.float32)
 
     together, _, _ = swiglu_of(make_bench, gate_up)
     alone, _, _ = swiglu_of(make_bench, gate_up[9:10])

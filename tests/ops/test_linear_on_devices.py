@@ -235,7 +235,7 @@ def test_weights_made_resident_multiply_alike(
 
 
 @every_device
-@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (9, 333), (130, 64)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (9, 333), (130, 64), (259, 200)])
 def test_packed_columns_are_those_of_the_bench(
     make_bench: BenchFactory, shape: tuple[int, int]
 ) -> None:

@@ -112,11 +112,17 @@ class CudaBench:
         return self.out(shape, DType.BF16)
 
     def in_columns(self, x: Array) -> LinearInput:
-        """A linear input ``[T, K]`` that must not change."""
+        """A linear input ``[T, K]`` that must not change; an image has NaN behind it."""
+        from ninfer.kernels.cuda.column_image import is_image
         from ninfer.kernels.cuda.fragments import pack_columns
 
-        storage = self.put(pack_columns(f32_to_bf16(x.astype(np.float32))))
-        return LinearInput(storage, *x.shape)
+        words = f32_to_bf16(x.astype(np.float32))
+        if not is_image(len(x), self.stream.has_warpgroups):
+            octets = pack_columns(words)
+        else:
+            octets = _poisoned_image(words)
+        octets = np.pad(octets, (0, linear.input_bytes(self.ctx, *x.shape) - octets.size))
+        return LinearInput(self.put(octets), *x.shape)
 
     def out_columns(self, num_columns: int, width: int) -> LinearInput:
         """A poisoned linear input for an op to fill."""
@@ -145,16 +151,19 @@ class CudaBench:
 
     def read_columns(self, block: LinearInput) -> Array:
         """A copy of a linear input ``[T, K]``; padding is zero and every sum is exact."""
-        from ninfer.kernels.cuda.fragments import pack_columns, unpack_columns
+        from ninfer.kernels.cuda.column_image import is_image, words_of
+        from ninfer.kernels.cuda.fragments import input_bytes, pack_columns, unpack_columns
 
-        words, sums = unpack_columns(
-            self.read_tensor(block.storage), block.num_columns, block.width
-        )
+        storage, shape = self.read_tensor(block.storage), (block.num_columns, block.width)
+        if is_image(block.num_columns, self.stream.has_warpgroups):
+            words = words_of(storage, *shape)
+        else:
+            words, sums = unpack_columns(storage[: input_bytes(*shape)], *shape)
+            if block.num_columns:
+                plain = np.ascontiguousarray(words[:, : block.width])
+                _, expected = unpack_columns(pack_columns(plain), *shape)
+                np.testing.assert_array_equal(sums, expected)
         np.testing.assert_array_equal(words[:, block.width :], 0)
-        if block.num_columns:
-            plain = np.ascontiguousarray(words[:, : block.width])
-            _, expected = unpack_columns(pack_columns(plain), block.num_columns, block.width)
-            np.testing.assert_array_equal(sums, expected)
         return bf16_to_f32(words[:, : block.width])
 
     def check(self) -> None:
@@ -188,6 +197,14 @@ class CudaBench:
     def __exit__(self, *exc: object) -> None:
         self.stream.synchronize()
         self._arena.close()
+
+
+def _poisoned_image(words: Array) -> Array:
+    """An image whose columns behind the last one are NaN."""
+    from ninfer.kernels.cuda.column_image import BLOCK_COLUMNS, image_of
+
+    behind = -len(words) % BLOCK_COLUMNS
+    return image_of(np.pad(words, ((0, behind), (0, 0)), constant_values=0xFFFF))
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def _fail(stream: Any, kind: str) -> None:
         return
     from ninfer.kernels.cuda.pointwise import make_swiglu
 
-    kernel = make_swiglu(True)
+    kernel = make_swiglu(True, False)
     arguments = [NOWHERE] * len(kernel.params)
     threads = 1 << 20 if kind == "bad-launch" else None
     stream.launch(kernel, (1, 1, 1), arguments, threads=threads)

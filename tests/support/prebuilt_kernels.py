@@ -35,8 +35,8 @@ from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
 def test_variants() -> tuple[Kernel, ...]:
     """Kernels of shapes that no model has."""
     return (
-        make_rms_norm(False),
-        make_swiglu(False),
+        *(make_rms_norm(False, to_image) for to_image in (False, True)),
+        *(make_swiglu(False, to_image) for to_image in (False, True)),
         *(make_append(32, 16, 1e7, (3, 3, 2), is_int8) for is_int8 in (False, True)),
         *(
             make_gate(format, 3, 1, True, walk_stages(format, 3, MULTIPROCESSOR_SHARED))

@@ -289,6 +289,7 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
         sync_warp=lambda: block.warps[block.place.thread // 32].wait(_WAIT_S),
         fence_shared_async=lambda: None,
         power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),
+        square_root=lambda x: np.float32(np.sqrt(np.float64(x))),
         reciprocal=lambda x: np.float32(1 / np.float64(x)),
         put_shared_u32x4=lambda address, *values: block.store(address, values, np.uint32),
         shared_address=lambda array: np.uint32(SHARED),

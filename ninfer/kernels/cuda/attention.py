@@ -1,11 +1,11 @@
 """Gated causal attention over the paged cache on CUDA: launchers.
 
-Decode takes any columns: a fixed grid works on fixed splits of every column's positions
-(`attention_decode`; `attention_page_decode` where a block has little shared memory), and partial
-results lie in the stream's scratch memory, for as many columns at a time as fit. Prefill takes
-consecutive positions of one sequence (`attention_prefill`; for heads of 256 `attention_wide` on
-warpgroups, `attention_page_prefill` elsewhere). The two differ in arithmetic; each depends on a
-column's own position and cache alone.
+Decode takes any columns, as many as are fragments: a fixed grid works on fixed splits of every
+column's positions (`attention_decode`; `attention_page_decode` where a block has little shared
+memory), and partial results lie in the stream's scratch memory, for as many columns at a time as
+fit. Prefill takes consecutive positions of one sequence (`attention_prefill`; for heads of 256
+`attention_wide` on warpgroups, `attention_page_prefill` elsewhere). The two differ in arithmetic;
+each depends on a column's own position and cache alone.
 
 On warpgroups int8 pages are turned into bf16 pages in the scratch memory first. Where a sequence
 could be too long for that, and only the device knows how long it is, a kernel that turns codes
@@ -30,7 +30,8 @@ from ninfer.kernels.cuda.attention_splits import PAGE_TOKENS, num_splits
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.attention_wide_parts import HEAD_DIM
-from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.column_image import expect_fragments, is_image
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for, orders
 from ninfer.kernels.operand_groups import KvPlanes
 from ninfer.tensor import DType, LinearInput, Tensor
 
@@ -55,9 +56,11 @@ def paged_decode(
     """Attend any columns, each over positions 0..its own.
 
     Raises:
-        ShapeError: no kernel for these heads or planes, or a column does not fit the scratch.
+        ShapeError: no kernel for these heads or planes, a column does not fit the scratch, or
+            there are too many columns.
     """
     num_columns, num_heads, head_dim = queries.shape
+    expect_fragments(num_columns, stream.has_warpgroups)
     _expect_heads(head_dim, kv)
     num_kv_heads, table_width = kv.keys.shape[1], kv.block_table.shape[1]
     max_splits = num_splits(table_width * PAGE_TOKENS)
@@ -147,11 +150,12 @@ def paged_prefill(
         stream.launch(kernel, grid, (*given, scale * _LOG2_E))
 
     planes, table = _plane_addresses(kv), kv.block_table.address
+    to_image = is_image(num_columns, stream.has_warpgroups)
     if not (stream.has_warpgroups and head_dim == HEAD_DIM):
-        prefill, tile_queries = _prefill(head_dim, is_int8, stream.shared_bytes)
+        prefill, tile_queries = _prefill(head_dim, is_int8, to_image, stream.shared_bytes)
         attend(prefill, planes, table, table_width, tile_queries=tile_queries)
     elif not is_int8:
-        attend(make_wide_prefill(), planes[:2], table, table_width, _ENDLESS)
+        attend(make_wide_prefill(to_image), planes[:2], table, table_width, _ENDLESS)
     else:
         pages = ScratchPages(stream.scratch, num_kv_heads, table_width)
         wide = pages.keys, pages.values, pages.table
@@ -159,9 +163,9 @@ def paged_prefill(
         given = *planes, table, rows, starts, *wide, *extents
         stream.launch(make_expand(), (_EXPAND_BLOCKS, 1, 1), given)
         # The rows of its table are no bytes apart: whichever is asked for, it is the written one.
-        attend(make_wide_prefill(), wide[:2], pages.table, 0, pages.limit)
+        attend(make_wide_prefill(to_image), wide[:2], pages.table, 0, pages.limit)
         if table_width * PAGE_TOKENS > pages.limit:
-            attend(make_wide_int8_prefill(), planes, table, table_width, pages.limit)
+            attend(make_wide_int8_prefill(to_image), planes, table, table_width, pages.limit)
 
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
@@ -170,11 +174,14 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     is_wide = shapes.has_warpgroups and head_dim == HEAD_DIM
     made = [make_merge(head_dim)]
     if is_wide:
-        made += [make_wide_prefill(), make_wide_int8_prefill(), make_expand()]
+        for to_image in orders(shapes):
+            made += [make_wide_prefill(to_image), make_wide_int8_prefill(to_image)]
+        made.append(make_expand())
     for is_int8 in (False, True):
         made.append(_split(head_dim, is_int8, most))
         if not is_wide:
-            made.append(_prefill(head_dim, is_int8, most)[0])
+            for to_image in orders(shapes):
+                made.append(_prefill(head_dim, is_int8, to_image, most)[0])
     return tuple(made)
 
 
@@ -186,12 +193,14 @@ def _split(head_dim: int, is_int8: bool, block_shared_bytes: int) -> Kernel:
     return make_split(head_dim, is_int8, stages)
 
 
-def _prefill(head_dim: int, is_int8: bool, block_shared_bytes: int) -> tuple[Kernel, int]:
-    """Kernel of prefill without warpgroups, and the queries of its blocks."""
+def _prefill(
+    head_dim: int, is_int8: bool, to_image: bool, block_shared_bytes: int
+) -> tuple[Kernel, int]:
+    """Kernel of prefill without warpgroup instructions, and the queries of its blocks."""
     if head_dim == HEAD_DIM:
         warps = page_warps(head_dim, block_shared_bytes)
         return make_page_prefill(head_dim, is_int8, warps), WARP_QUERIES * warps
-    return make_prefill(head_dim, is_int8), TILE_QUERIES
+    return make_prefill(head_dim, is_int8, to_image), TILE_QUERIES
 
 
 def _expect_heads(head_dim: int, kv: KvPlanes) -> None:

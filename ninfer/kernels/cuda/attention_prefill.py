@@ -28,8 +28,8 @@ from ninfer.kernels.cuda.attention_pages import (
     make_load_queries,
     make_load_tile,
 )
+from ninfer.kernels.cuda.column_image import order_suffix, storer
 from ninfer.kernels.cuda.device_functions import load_chunk
-from ninfer.kernels.cuda.fragments import store_chunk
 
 _UNSEEN: Final = float("-inf")
 
@@ -147,10 +147,11 @@ def over_quad(value: Any) -> Any:
     return value + cuda.shfl_xor_sync(0xFFFFFFFF, value, 2)
 
 
-def make_write(head_dim: int) -> Any:
+def make_write(head_dim: int, to_image: bool = False) -> Any:
     """Function that gates a warp's rows and writes them as part of a linear input."""
     chunks = head_dim // 8
     line_bytes = 4 * (head_dim + 4)
+    store = storer(to_image)
 
     @device_function
     def write(
@@ -183,7 +184,7 @@ def make_write(head_dim: int) -> Any:
                 for i in range(8):
                     x[i] *= ptx.reciprocal(float32(1.0) + math.exp(-g[i]))
             is_padding = head == num_heads - 1 and chunk * 8 < padded
-            store_chunk(
+            store(
                 base,
                 sums,
                 uint32(padded),
@@ -205,7 +206,7 @@ def make_write(head_dim: int) -> Any:
 
 @cache
 def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
-    head_dim: int, is_int8: bool
+    head_dim: int, is_int8: bool, to_image: bool
 ) -> Kernel:
     """Grid (query tiles, heads), block (256,); every thread reaches every barrier."""
     row_bytes = 2 * head_dim
@@ -217,7 +218,7 @@ def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
     load_queries = make_load_queries(head_dim)
     load_tile = make_load_tile(head_dim, is_int8)
     scores, accumulate = make_products(head_dim)
-    write = make_write(head_dim)
+    write = make_write(head_dim, to_image)
 
     def prefill(  # noqa: PLR0915 - as above
         queries: int,
@@ -309,7 +310,7 @@ def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
 
     params = (Param.ADDRESS,) * 11 + (Param.I32,) * 5 + (Param.F32,)
     return Kernel(
-        f"attention_prefill_{head_dim}_{'int8' if is_int8 else 'bf16'}",
+        f"attention_prefill_{head_dim}_{'int8' if is_int8 else 'bf16'}{order_suffix(to_image)}",
         prefill,
         params,
         threads=THREADS,

@@ -53,6 +53,7 @@ from ninfer.kernels.cuda.attention_wide_parts import (
     page_row,
     round_weights,
 )
+from ninfer.kernels.cuda.column_image import order_suffix
 
 _FULL_AT: Final = max(SLOTS_AT + SLOTS * SLOT, LINES_END)
 _EMPTY_AT: Final = _FULL_AT + 8 * SLOTS
@@ -84,12 +85,12 @@ def fetch_rows(
 
 
 @cache
-def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
+def make_wide_prefill(to_image: bool) -> Kernel:  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
     """Grid (query tiles, heads), block (256,).
 
     Nothing is done where the chunk ends at a position of more than ``limit``.
     """
-    write = make_write(HEAD_DIM)
+    write = make_write(HEAD_DIM, to_image)
 
     def wide_prefill(  # noqa: C901, PLR0915 - as above
         queries: int,
@@ -237,7 +238,7 @@ def make_wide_prefill() -> Kernel:  # noqa: C901, PLR0915 - one loop, whose stat
         )  # fmt: skip
 
     return Kernel(
-        "attention_prefill_wide",
+        f"attention_prefill_wide{order_suffix(to_image)}",
         wide_prefill,
         (Param.ADDRESS,) * 9 + (Param.I32,) * 6 + (Param.F32,),
         threads=THREADS,

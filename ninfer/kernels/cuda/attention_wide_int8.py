@@ -62,6 +62,7 @@ from ninfer.kernels.cuda.attention_wide_parts import (
     page_row,
     round_weights,
 )
+from ninfer.kernels.cuda.column_image import order_suffix
 
 _CODES: Final = TILE * HEAD_DIM  # bytes of the codes of a page
 _GROUP_CODES: Final = _CODES // BLOCKS
@@ -160,12 +161,12 @@ def publish(is_first: Any, full: Any) -> None:
 
 
 @cache
-def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state is a lane's registers
+def make_wide_int8_prefill(to_image: bool) -> Kernel:  # noqa: PLR0915 - one loop, whose state is a lane's registers
     """Grid (query tiles, heads), block (256,).
 
     Nothing is done where the chunk ends at a position of at most ``limit``.
     """
-    write = make_write(HEAD_DIM)
+    write = make_write(HEAD_DIM, to_image)
 
     def wide_prefill(  # noqa: PLR0915 - as above
         queries: int,
@@ -323,7 +324,7 @@ def make_wide_int8_prefill() -> Kernel:  # noqa: PLR0915 - one loop, whose state
         )  # fmt: skip
 
     return Kernel(
-        "attention_prefill_wide_int8",
+        f"attention_prefill_wide_int8{order_suffix(to_image)}",
         wide_prefill,
         (Param.ADDRESS,) * 11 + (Param.I32,) * 6 + (Param.F32,),
         threads=THREADS,

@@ -1,10 +1,7 @@
 """Launcher of products of many columns with stored weights on Hopper.
 
-    plait      a piece of the columns  ->  rows in scratch memory
-    multiply   piece x weights         ->  output
-
-A piece is as large as the stream's scratch memory allows; usually there is one. How a product is
-cut, and into which tiles, changes no bit of it.
+Columns are read where they lie, as an image (`column_image`). Into which tiles a product is cut
+changes no bit of it.
 """
 
 from collections.abc import Sequence
@@ -12,15 +9,12 @@ from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
-from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
 from ninfer.kernels.cuda.coded_shape import Coded
-from ninfer.kernels.cuda.column_image import BLOCK_COLUMNS, image_bytes
-from ninfer.kernels.cuda.column_plait import make_plait, plait_grid
-from ninfer.kernels.cuda.launch import block_parts, blocks_for
+from ninfer.kernels.cuda.launch import blocks_for
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
 
@@ -36,20 +30,6 @@ def large_tiles(format: TensorFormat) -> Coded:
 def small_tiles(format: TensorFormat) -> Coded:
     """128 weight rows x 128 columns, where larger ones leave multiprocessors idle."""
     return Coded(format, column_blocks=1, stages=8, band=8)
-
-
-def piece_columns(scratch_bytes: int, num_columns: int, width: int) -> int:
-    """Columns that fit into scratch memory, in equal pieces of whole tiles.
-
-    Raises:
-        ShapeError: a tile of columns does not fit.
-    """
-    most = scratch_bytes // image_bytes(BLOCK_COLUMNS, width)
-    wanted = blocks_for(num_columns, BLOCK_COLUMNS)
-    if most < 1:
-        raise ShapeError(f"scratch: {scratch_bytes} bytes are too few for columns of {width}")
-    pieces = blocks_for(wanted, most)
-    return blocks_for(wanted, pieces) * BLOCK_COLUMNS
 
 
 def shape_for(
@@ -76,56 +56,43 @@ def ending_for(out: Tensor, weight: Matrix, first_column: int, output: Output) -
 def multiply_coded(
     stream: CudaStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int, Output]]
 ) -> None:
-    """Enqueue products of any number of columns with several weights.
+    """Enqueue products of the columns of an image with several weights.
 
     Args:
         stream: where.
         x: the columns.
         products: weight, output, column of the output where the first row goes, what happens.
-
-    Raises:
-        ShapeError: the stream has too little scratch memory.
     """
-    base, _, padded = block_parts(x)
-    k_tiles = padded // TILE_FEATURES
-    piece = piece_columns(stream.scratch.nbytes, x.num_columns, x.width)
-    for column in range(0, x.num_columns, piece):
-        count = min(piece, x.num_columns - column)
-        image = stream.scratch.address
-        source = base + column * padded * 2
-        stream.launch(make_plait(), plait_grid(count, k_tiles), (source, image, k_tiles))
-        for weight, out, first_column, output in products:
-            _multiply(stream, image, column, count, weight, out, first_column, output)
+    for product in products:
+        _multiply(stream, x, *product)
 
 
 def _multiply(
     stream: CudaStream,
-    image: int,
-    column: int,
-    count: int,
+    x: LinearInput,
     weight: Matrix,
     out: Tensor,
     first_column: int,
     output: Output,
 ) -> None:
-    """Enqueue one product of ``count`` columns from ``column`` on."""
+    """Enqueue one product."""
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS)
     row_tiles -= weight.first_row // TILE_ROWS
     ending = ending_for(out, weight, first_column, output)
-    shape = shape_for(weight.format, row_tiles, count, ending, stream.num_multiprocessors)
+    shape = shape_for(weight.format, row_tiles, x.num_columns, ending, stream.num_multiprocessors)
     stream.launch(
         make_coded_product(shape, ending),
-        shape.grid(row_tiles, count, stream.num_multiprocessors),
+        shape.grid(row_tiles, x.num_columns, stream.num_multiprocessors),
         (
             weight.storage.address,
-            image,
-            out.address + column * out.shape[1] * out.dtype.itemsize,
+            x.storage.address,
+            out.address,
             layout.k_tiles,
             layout.row_tiles,
             weight.first_row,
             weight.num_rows,
-            count,
+            x.num_columns,
             out.shape[1],
             first_column,
             int(output),
@@ -135,7 +102,7 @@ def _multiply(
 
 def declared() -> tuple[Kernel, ...]:
     """Kernels of every product."""
-    kernels = [make_plait()]
+    kernels = []
     for format in PAIR_FORMATS:
         for ending in Ending:
             kernels.append(make_coded_product(small_tiles(format), ending))

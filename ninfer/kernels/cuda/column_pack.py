@@ -11,8 +11,8 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.column_image import order_suffix, storer
 from ninfer.kernels.cuda.device_functions import load_value
-from ninfer.kernels.cuda.fragments import store_chunk
 
 THREADS: Final = 128
 
@@ -27,9 +27,9 @@ def _load_f32(row: Any, index: Any, width: Any) -> Any:
 
 
 @cache
-def make_pack(is_f32: bool) -> Kernel:
+def make_pack(is_f32: bool, to_image: bool) -> Kernel:
     """One thread for each chunk; grid (columns, blocks of chunks), block (128,)."""
-    load = _load_f32 if is_f32 else load_value
+    load, store = _load_f32 if is_f32 else load_value, storer(to_image)
     itemsize = 4 if is_f32 else 2
 
     def pack(x: int, base: int, sums: int, width: int, padded: int) -> None:
@@ -39,7 +39,7 @@ def make_pack(is_f32: bool) -> Kernel:
         chunk = int32(cuda.blockIdx.y) * int32(THREADS) + int32(cuda.threadIdx.x)
         first = chunk * int32(8)
         row = x + uint64(column) * uint64(width) * uint64(itemsize)
-        store_chunk(
+        store(
             base,
             sums,
             uint32(padded),
@@ -56,6 +56,6 @@ def make_pack(is_f32: bool) -> Kernel:
             load(row, first + int32(7), width),
         )
 
-    name = "pack_f32" if is_f32 else "pack_bf16"
+    name = f"pack_{'f32' if is_f32 else 'bf16'}{order_suffix(to_image)}"
     params = (Param.ADDRESS,) * 3 + (Param.I32,) * 2
     return Kernel(name, pack, params, threads=THREADS, max_registers=64)

@@ -14,14 +14,15 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.column_image import order_suffix, storer
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, sigmoid
 from ninfer.kernels.cuda.device_functions import load_chunk
-from ninfer.kernels.cuda.fragments import CHUNK, padded_width, store_chunk
+from ninfer.kernels.cuda.fragments import CHUNK, padded_width
 
 THREADS: Final = 128
 
 
-def make_gated_chunk(heads: DeltaHeads) -> Any:
+def make_gated_chunk(heads: DeltaHeads, to_image: bool = False) -> Any:
     """Function that normalises and gates one chunk of a column in every lane of a warp."""
     value_dim, value_width = heads.value_dim, heads.value_width
     row_bytes = 2 * (heads.channels + value_width)
@@ -29,6 +30,7 @@ def make_gated_chunk(heads: DeltaHeads) -> Any:
     head_chunks = value_dim // CHUNK
     chunks = value_width // CHUNK
     padded_chunks = padded_width(value_width) // CHUNK
+    store = storer(to_image)
 
     @device_function
     def head_sum(value: Any) -> Any:
@@ -71,7 +73,7 @@ def make_gated_chunk(heads: DeltaHeads) -> Any:
         gates = projected + uint64(column) * uint64(row_bytes) + uint64(gate_bytes)
         z0, z1, z2, z3, z4, z5, z6, z7 = load_chunk(gates, chunk, value_width)
         w0, w1, w2, w3, w4, w5, w6, w7 = load_chunk(norm, chunk % head_chunks, value_dim)
-        store_chunk(
+        store(
             base,
             sums,
             uint32(padded_chunks * 8),
@@ -92,9 +94,9 @@ def make_gated_chunk(heads: DeltaHeads) -> Any:
 
 
 @cache
-def make_gated_norm(heads: DeltaHeads) -> Kernel:
+def make_gated_norm(heads: DeltaHeads, to_image: bool) -> Kernel:
     """Grid (columns, blocks of chunks), block (128,)."""
-    gated_chunk = make_gated_chunk(heads)
+    gated_chunk = make_gated_chunk(heads, to_image)
     value_width = heads.value_width
 
     def gated_norm(
@@ -114,5 +116,5 @@ def make_gated_norm(heads: DeltaHeads) -> Kernel:
         gated_chunk(outputs - skipped, norm, projected, base, sums, column, chunk, eps)
 
     params = (Param.ADDRESS,) * 5 + (Param.I32, Param.F32)
-    name = f"delta_norm_{heads.digits}"
+    name = f"delta_norm_{heads.digits}{order_suffix(to_image)}"
     return Kernel(name, gated_norm, params, threads=THREADS, max_registers=64)

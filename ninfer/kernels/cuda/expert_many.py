@@ -15,7 +15,7 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, make_plan, max_entries
 from ninfer.kernels.cuda.expert_rows import THREADS, make_combine, make_rows
 from ninfer.kernels.cuda.expert_wide import BLOCK_ROWS, ExpertWide, make_expert_wide, most_columns
-from ninfer.kernels.cuda.fragments import CHUNK, SLAB, TILE_COLUMNS
+from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS
 from ninfer.kernels.cuda.launch import BlockParts, KernelShapes, blocks_for
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
@@ -63,6 +63,7 @@ def fitting_tokens(
 def many(
     stream: CudaStream,
     x: BlockParts,
+    first: int,
     gate_up: Matrix,
     down: Matrix,
     experts: Tensor,
@@ -71,7 +72,7 @@ def many(
     shared_gate: Tensor,
     residual: Tensor,
 ) -> None:
-    """Add the experts of as many tokens as fit."""
+    """Add the experts of as many tokens as fit, from column ``first`` of an image on."""
     num_tokens, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
     num_experts = down.num_rows // hidden
@@ -86,12 +87,8 @@ def many(
     )
     stream.launch(
         make_rows(),
-        (
-            blocks_for(num_tokens, TILE_COLUMNS),
-            blocks_for(hidden // SLAB * TILE_COLUMNS, THREADS),
-            1,
-        ),
-        (x.base, parts.rows, hidden // SLAB, num_tokens),
+        (num_tokens, blocks_for(hidden // CHUNK, THREADS), 1),
+        (x.base, parts.rows, hidden // CHUNK, first),
     )
     _multiply(stream, gate_up, 2 * width, parts.rows, parts, parts.active, chosen, columns, entries)
     _multiply(stream, down, hidden, parts.active, parts, parts.products, chosen, columns, entries)

@@ -1,7 +1,7 @@
 """What stands around the wide products of experts: columns as rows, and the final sum.
 
-    rows      a linear input, one row for each token: slabs of 32 features, 64 bytes, in which word
-              j of chunk c (of `fragments`) lies at 16 j + 4 c
+    rows      an image (`column_image`), one row for each token: its pieces of 16 bytes in order,
+              so that word j of chunk c of a slab lies at 16 j + 4 c of 64 bytes
     combine   residual += sum over slots, in ranking order, of w * product + shared gate * shared
 
 In that order of words the sixteen bytes of one lane of a weight, words of its own chunk, meet
@@ -11,11 +11,12 @@ sixteen bytes of a row, one word of each chunk, as tensor cores pair them. Bound
 from functools import cache
 from typing import Any, Final
 
-from numba import cuda, float32, int32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.column_image import piece_address
 from ninfer.kernels.cuda.device_functions import load_chunk
 
 THREADS: Final = 256
@@ -26,27 +27,18 @@ Index = Any
 
 @cache
 def make_rows() -> Kernel:
-    """A thread for each slab of a token; grid (tiles of eight tokens, blocks of slabs)."""
+    """A thread for each piece of a token; grid (tokens, blocks of pieces)."""
 
-    def rows(base: int, out: int, num_slabs: int, num_tokens: int) -> None:
+    def rows(image: int, out: int, num_pieces: int, first: int) -> None:
         ptx.release_successor()
         ptx.wait_for_predecessor()
-        index = int32(cuda.blockIdx.y) * int32(THREADS) + int32(cuda.threadIdx.x)
-        slab, column = index >> int32(3), index & int32(7)
-        tile = int32(cuda.blockIdx.x)
-        token = tile * int32(8) + column
-        if slab < num_slabs and token < num_tokens:
-            at = base + (uint64(tile) * uint64(num_slabs) + uint64(slab)) * uint64(512)
-            at += uint64(column * int32(64))
-            a0, a1, a2, a3 = ptx.load_u32x4(at)
-            b0, b1, b2, b3 = ptx.load_u32x4(at + uint64(16))
-            c0, c1, c2, c3 = ptx.load_u32x4(at + uint64(32))
-            d0, d1, d2, d3 = ptx.load_u32x4(at + uint64(48))
-            to = out + (uint64(token) * uint64(num_slabs) + uint64(slab)) * uint64(64)
-            ptx.store_u32x4(to, a0, b0, c0, d0)
-            ptx.store_u32x4(to + uint64(16), a1, b1, c1, d1)
-            ptx.store_u32x4(to + uint64(32), a2, b2, c2, d2)
-            ptx.store_u32x4(to + uint64(48), a3, b3, c3, d3)
+        piece = int32(cuda.blockIdx.y) * int32(THREADS) + int32(cuda.threadIdx.x)
+        token = int32(cuda.blockIdx.x)
+        if piece < num_pieces:
+            at = piece_address(image, uint32(num_pieces) >> uint32(3), first + token, piece)
+            a, b, c, d = ptx.load_u32x4(at)
+            to = out + (uint64(token) * uint64(num_pieces) + uint64(piece)) * uint64(16)
+            ptx.store_u32x4(to, a, b, c, d)
 
     params = (Param.ADDRESS,) * 2 + (Param.I32,) * 2
     return Kernel("expert_rows", rows, params, threads=THREADS, max_registers=64)

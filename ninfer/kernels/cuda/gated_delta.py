@@ -14,6 +14,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
+from ninfer.kernels.cuda.column_image import expect_fragments, is_image
 from ninfer.kernels.cuda.delta_blocks import CHUNK_FACTORS, CHUNK_ROWS, POSITIONS, WIDTH
 from ninfer.kernels.cuda.delta_chunks import MAX_SHARING, make_chunk_operands
 from ninfer.kernels.cuda.delta_columns import DeltaHeads, make_columns, make_window
@@ -28,6 +29,7 @@ from ninfer.kernels.cuda.launch import (
     KernelShapes,
     block_parts,
     blocks_for,
+    orders,
 )
 from ninfer.kernels.operand_groups import MixerDims, MixerState, MixerWeights
 from ninfer.tensor import DType, LinearInput, Tensor
@@ -56,6 +58,7 @@ def decode(
     """
     heads = delta_heads(dims)
     num_rows = slots.shape[0]
+    expect_fragments(num_rows, stream.has_warpgroups)
     if num_rows * heads.num_key_heads > stream.counters.shape[0]:
         raise ShapeError(f"counters: {num_rows} rows of {heads.num_key_heads} key heads")
     (outputs,) = _scratch(stream, [4 * num_rows * heads.value_width])
@@ -87,7 +90,7 @@ def decode(
     )
     if not is_direct(heads):
         stream.launch(
-            make_gated_norm(heads),
+            make_gated_norm(heads, False),
             (num_rows, blocks_for(padded // CHUNK, THREADS), 1),
             (outputs, weights.norm.address, projected.address, base, sums, 0, eps),
         )
@@ -115,12 +118,13 @@ def prefill(
     by_chunks = _goes_by_chunks(heads, stream.shared_bytes)
     advance = _advance_chunks if by_chunks else _advance
     piece = _piece(stream, heads, by_chunks=by_chunks)
+    gated_norm = make_gated_norm(heads, is_image(num_columns, stream.has_warpgroups))
     base, sums, padded = block_parts(out)
     for first in range(0, max(num_columns, 1), piece):
         count = min(piece, num_columns - first)
         outputs = advance(stream, heads, projected, ab, weights, state, slot, fold, first, count)
         stream.launch(
-            make_gated_norm(heads),
+            gated_norm,
             (count, blocks_for(padded // CHUNK, THREADS), 1),
             (outputs, weights.norm.address, projected.address, base, sums, first, eps),
         )
@@ -144,11 +148,13 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     heads = DeltaHeads(
         shapes.num_key_heads, shapes.num_value_heads, shapes.key_dim, shapes.value_dim
     )
-    return kernels_of(heads, shapes.block_shared_bytes)
+    return kernels_of(heads, shapes.block_shared_bytes, orders(shapes))
 
 
 def kernels_of(
-    heads: DeltaHeads, block_shared_bytes: int = MULTIPROCESSOR_SHARED
+    heads: DeltaHeads,
+    block_shared_bytes: int = MULTIPROCESSOR_SHARED,
+    orders_written: Sequence[bool] = (False, True),
 ) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
     by_chunks = _goes_by_chunks(heads, block_shared_bytes)
@@ -161,7 +167,7 @@ def kernels_of(
         make_window(heads),
         *(make_decode(heads, True, is_staged) for is_staged in ways),
         make_prefill_state(heads),
-        make_gated_norm(heads),
+        *(make_gated_norm(heads, to_image) for to_image in orders_written),
     )
 
 

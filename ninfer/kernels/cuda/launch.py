@@ -64,8 +64,8 @@ class BlockParts(NamedTuple):
     """A linear input as kernel arguments.
 
     Attributes:
-        base: address of the bf16 part.
-        sums: address of the group sums.
+        base: address of the bf16 part, or of the image.
+        sums: address of the group sums; an image has none.
         padded: padded width.
     """
 
@@ -79,6 +79,11 @@ def block_parts(block: LinearInput) -> BlockParts:
     base = block.storage.address
     split = fragment_bytes(block.num_columns, block.width)
     return BlockParts(base, base + split, padded_width(block.width))
+
+
+def orders(shapes: KernelShapes) -> tuple[bool, ...]:
+    """Orders of linear inputs that kernels write: whether each is an image."""
+    return (False, True) if shapes.has_warpgroups else (False,)
 
 
 def fitting(kernels: Iterable[Kernel], block_shared_bytes: int) -> tuple[Kernel, ...]:

@@ -6,8 +6,9 @@
     more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores; `skinny_product`
                       where a block has too little shared memory for two stages of a format
 
-Columns are stored as `fragments` draws them, weights as `weight_layout` does. Weights are constants
-that products read before their predecessor has ended: synchronise after `make_resident`.
+`coded_linear` reads columns as `column_image` draws them, the others as `fragments` does; weights
+are stored as `weight_layout` draws them. They are constants that products read before their
+predecessor has ended: synchronise after `make_resident`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.few_shape import MOST_COLUMNS
 from ninfer.kernels.cuda.fragments import CHUNK
-from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.launch import KernelShapes, block_parts, blocks_for, orders
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import RowProduct
 from ninfer.kernels.cuda.skinny_product import make_skinny
@@ -80,10 +81,10 @@ def make_resident(stream: CudaStream, encoded: Tensor, matrix: Matrix) -> None:
 
 
 def pack(stream: CudaStream, x: Tensor, out: LinearInput) -> None:
-    """Round columns to bf16 in fragment order."""
+    """Round columns to bf16."""
     base, sums, padded = block_parts(out)
     stream.launch(
-        make_pack(x.dtype is DType.F32),
+        make_pack(x.dtype is DType.F32, is_image(out.num_columns, stream.has_warpgroups)),
         (out.num_columns, blocks_for(padded // CHUNK, PACK_THREADS), 1),
         (x.address, base, sums, out.width, padded),
     )
@@ -125,7 +126,9 @@ def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
     most = shapes.block_shared_bytes
-    kernels = [make_pack(True), make_pack(False), *few_linear.declared(shapes)]
+    kernels = [*few_linear.declared(shapes)]
+    for to_image in orders(shapes):
+        kernels += [make_pack(is_f32, to_image) for is_f32 in (True, False)]
     if shapes.has_warpgroups:
         kernels += coded_linear.declared()
     else:

@@ -2,7 +2,8 @@
 
     up to 8 tokens     gate and up, each block finding its tokens itself ; down and the whole sum
     up to 128          the same with a plan of which tokens go with which expert
-    more               `expert_many`, prefill; the same as before where there are no warpgroups
+    more               `expert_many`, prefill; the same as before where there are no warpgroups, or
+                       where shapes do not suit them
 
 Up to 128 tokens have one arithmetic. What the first kernel leaves for the second lies in the
 stream's scratch memory, for as many tokens at a time as fit. Experts start at whole tiles of 16
@@ -14,7 +15,9 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import expert_many, pointwise
+from ninfer.kernels.cuda import expert_many, fragments, pointwise
+from ninfer.kernels.cuda.column_fragments import fragments_grid, make_fragments
+from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import down_kernel, slots_each
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, tiles_of_block
@@ -26,7 +29,7 @@ from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import LinearInput, Matrix, Tensor
 
-FEW_TOKENS: Final = 128
+FEW_TOKENS: Final = FRAGMENT_COLUMNS
 """Most tokens whose arithmetic is the same as that of one."""
 
 _ENTRY_COLUMNS: Final = 128
@@ -104,7 +107,7 @@ def experts(
 
     Raises:
         ShapeError: experts do not start at whole tiles, or scratch memory is too small for eight
-            tokens.
+            tokens, or for the columns where those have to be brought into another order.
     """
     num_tokens, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
@@ -113,12 +116,17 @@ def experts(
         raise ShapeError(f"experts of {width} over {hidden}: rows that are not whole tiles")
     if num_experts > MAX_EXPERTS:
         raise ShapeError(f"{num_experts} experts, the CUDA plan takes up to {MAX_EXPERTS}")
-    add, piece = _few, _fitting_tokens(stream.scratch.nbytes, chosen, width, num_experts)
-    if num_tokens > FEW_TOKENS and stream.has_warpgroups and expert_many.suits(hidden, width):
-        add = expert_many.many
-        piece = expert_many.fitting_tokens(
-            stream.scratch.nbytes, chosen, hidden, width, num_experts
-        )
+    parts, room, add = block_parts(x), stream.scratch.nbytes, _few
+    if is_image(num_tokens, stream.has_warpgroups):
+        if expert_many.suits(hidden, width):
+            add = expert_many.many
+        else:
+            parts = _as_fragments(stream, x)
+            room = parts.base - stream.scratch.address
+    if add is _few:
+        piece = _fitting_tokens(room, chosen, width, num_experts)
+    else:
+        piece = expert_many.fitting_tokens(room, chosen, hidden, width, num_experts)
     if piece < 1:
         raise ShapeError(f"scratch: {stream.scratch.nbytes} bytes are too few for eight tokens")
     pieces = blocks_for(num_tokens, piece)
@@ -127,7 +135,8 @@ def experts(
         count = min(piece, num_tokens - first)
         add(
             stream,
-            _tokens(x, first),
+            parts,
+            first,
             gate_up,
             down,
             experts.rows(first, count),
@@ -146,6 +155,8 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     steps, each = slot_steps(shapes.experts_per_token), slots_each(shapes.experts_per_token)
     made = [make_rank(shapes.num_experts), make_plan(shapes.num_experts)]
     made.append(make_rank_and_gate(shapes.num_experts, shapes.shared_width % CHUNK == 0))
+    if shapes.has_warpgroups and not expert_many.suits(shapes.hidden, shapes.expert_width):
+        made.append(make_fragments())
     for format in PAIR_FORMATS:
         most = shapes.block_shared_bytes
         one, many = (gate_stages(format, hidden_tiles, tiles, most) for tiles in (1, 2))
@@ -163,6 +174,7 @@ def _expect_rankable(chosen: int) -> None:
 def _few(
     stream: CudaStream,
     x: BlockParts,
+    first: int,
     gate_up: Matrix,
     down: Matrix,
     experts: Tensor,
@@ -173,6 +185,7 @@ def _few(
 ) -> None:
     """Two kernels of weights, and a plan before them for more than eight tokens."""
     num_tokens, chosen = experts.shape
+    x = _tokens(x, first)
     hidden, width = gate_up.num_columns, down.num_columns
     num_experts = down.num_rows // hidden
     active, plan, order = _carve(stream.scratch.address, experts.size, width, num_experts)
@@ -225,11 +238,27 @@ def _k_tiles(width: int) -> int:
     return padded_width(width) // TILE_FEATURES
 
 
-def _tokens(x: LinearInput, first: int) -> BlockParts:
-    """A linear input from column ``first`` on, a multiple of eight."""
-    base, sums, padded = block_parts(x)
-    tiles = first // TILE_COLUMNS
-    return BlockParts(base + tiles * padded * 16, sums + tiles * (padded // 2), padded)
+def _tokens(x: BlockParts, first: int) -> BlockParts:
+    """Fragments from column ``first`` on, a multiple of eight."""
+    tiles, padded = first // TILE_COLUMNS, x.padded
+    return BlockParts(x.base + tiles * padded * 16, x.sums + tiles * (padded // 2), padded)
+
+
+def _as_fragments(stream: CudaStream, x: LinearInput) -> BlockParts:
+    """Bring an image into the order of fragments, at the end of scratch memory.
+
+    Raises:
+        ShapeError: it is too small.
+    """
+    nbytes = fragments.input_bytes(x.num_columns, x.width)
+    at = (stream.scratch.nbytes - nbytes) // _ALIGNMENT * _ALIGNMENT
+    if at < 0:
+        raise ShapeError(f"scratch: {stream.scratch.nbytes} bytes are too few for {nbytes}")
+    base, padded = stream.scratch.address + at, padded_width(x.width)
+    parts = BlockParts(base, base + fragments.fragment_bytes(x.num_columns, x.width), padded)
+    args = (x.storage.address, *parts)
+    stream.launch(make_fragments(), fragments_grid(x.num_columns, padded), args)
+    return parts
 
 
 def _carve(start: int, num_choices: int, width: int, num_experts: int) -> tuple[int, int, int]:

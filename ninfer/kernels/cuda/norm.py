@@ -17,9 +17,17 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
+from ninfer.kernels.cuda.column_image import is_image, order_suffix, storer
 from ninfer.kernels.cuda.device_functions import load_chunk, load_ragged_chunk, warp_sum
-from ninfer.kernels.cuda.fragments import CHUNK, store_chunk
-from ninfer.kernels.cuda.launch import MAX_THREADS, WARP, KernelShapes, block_parts, blocks_for
+from ninfer.kernels.cuda.fragments import CHUNK
+from ninfer.kernels.cuda.launch import (
+    MAX_THREADS,
+    WARP,
+    KernelShapes,
+    block_parts,
+    blocks_for,
+    orders,
+)
 from ninfer.tensor import LinearInput, Tensor
 
 MAX_HIDDEN: Final = MAX_THREADS * CHUNK
@@ -40,7 +48,7 @@ def rms_norm(stream: CudaStream, x: Tensor, weight: Tensor, eps: float, out: Lin
     base, sums, padded = block_parts(out)
     threads = blocks_for(padded // CHUNK, WARP) * WARP
     stream.launch(
-        make_rms_norm(hidden % CHUNK == 0),
+        make_rms_norm(hidden % CHUNK == 0, is_image(num_tokens, stream.has_warpgroups)),
         (num_tokens, 1, 1),
         (x.address, weight.address, base, sums, hidden, padded, eps),
         threads=threads,
@@ -49,7 +57,8 @@ def rms_norm(stream: CudaStream, x: Tensor, weight: Tensor, eps: float, out: Lin
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs."""
-    return (make_rms_norm(shapes.hidden % CHUNK == 0),)
+    is_aligned = shapes.hidden % CHUNK == 0
+    return tuple(make_rms_norm(is_aligned, to_image) for to_image in orders(shapes))
 
 
 @device_function
@@ -58,13 +67,14 @@ def _squares(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 @cache
-def make_rms_norm(is_aligned: bool) -> Kernel:
+def make_rms_norm(is_aligned: bool, to_image: bool) -> Kernel:
     """One block per column; grid (columns,), block (padded width / 8 rounded up to warps,).
 
     Args:
         is_aligned: rows are whole chunks, read sixteen bytes at a time.
+        to_image: the order of the linear input.
     """
-    load = load_chunk if is_aligned else load_ragged_chunk
+    load, store = load_chunk if is_aligned else load_ragged_chunk, storer(to_image)
 
     def norm(
         x: int, weight: int, base: int, sums: int, hidden: int, padded: int, eps: float
@@ -88,7 +98,7 @@ def make_rms_norm(is_aligned: bool) -> Kernel:
         total = warp_sum(value)
         one = float32(1.0)
         inverse = one / ptx.square_root(total / float32(hidden) + eps)
-        store_chunk(
+        store(
             base,
             sums,
             uint32(padded),
@@ -107,4 +117,5 @@ def make_rms_norm(is_aligned: bool) -> Kernel:
 
     params = (Param.ADDRESS,) * 4 + (Param.I32, Param.I32, Param.F32)
     name = "rms_norm" if is_aligned else "rms_norm_ragged"
+    name += order_suffix(to_image)
     return Kernel(name, norm, params, threads=MAX_THREADS, max_registers=64)
