@@ -9,7 +9,7 @@ rounded once, to bf16. The functions work on local arrays whose every index is a
 from dataclasses import dataclass
 from typing import Any, Final
 
-from numba import cuda, uint32, uint64
+from numba import cuda, float32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -17,6 +17,8 @@ from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
+
+_BYTE_OFFSET: Final = 32768.0 + 128.0  # what `_byte_value` of a signed byte exceeds it by
 
 Address = Any
 Array = Any
@@ -110,6 +112,8 @@ def _make_load_extra(format: TensorFormat) -> Any:
 
 def make_decode(format: TensorFormat) -> Any:
     """Make ``(words, extra, half, operands)`` for features ``64 half ..`` of a tile."""
+    if format is TensorFormat.W8:
+        return _make_decode_bytes()
     layout, functions = PAIR_FORMATS[format], tile_functions(format)
     unit_slabs, group_slabs, offset = layout.unit_slabs, layout.group_slabs, float(layout.offset)
     pairs, scale = functions.pairs, functions.scale
@@ -135,6 +139,35 @@ def make_decode(format: TensorFormat) -> Any:
                     operands[8 * i + 2 * j + 1] = scaled(found[2 * j + 1], offset, lower)
 
     return decode
+
+
+def _make_decode_bytes() -> Any:
+    """W8: bytes become f32 without being bf16 before."""
+    scale = tile_functions(TensorFormat.W8).scale
+
+    @device_function
+    def decode(words: Array, extra: Array, half: int, operands: Array) -> None:
+        for i in range(2):
+            slab = 2 * half + i
+            first = slab // 2 * 8 + slab % 2 * 2
+            for lower in range(2):
+                factor = scale(extra, slab, lower)
+                shift = float32(-_BYTE_OFFSET) * factor  # exact, and so is the sum
+                a = words[first + 4 * lower] ^ uint32(0x80808080)
+                b = words[first + 4 * lower + 1] ^ uint32(0x80808080)
+                for place in range(4):
+                    low = ptx.fused_multiply_add(_byte_value(a, place), factor, shift)
+                    high = ptx.fused_multiply_add(_byte_value(b, place), factor, shift)
+                    operands[8 * i + 2 * place + lower] = ptx.bf16x2_of_f32(low, high)
+
+    return decode
+
+
+@device_function
+def _byte_value(word: Any, place: int) -> Any:
+    """2**15 and a byte of a word, as f32: its bits 8 to 15 count units."""
+    selector = uint32(0x7404 + 16 * place)
+    return ptx.f32_of_bits(ptx.permute_bytes(word, uint32(0x47000000), selector))
 
 
 @device_function
