@@ -88,6 +88,7 @@ def coded(
             before.shape[1],
             first_column,
             output,
+            0,
         ),
     )
     values = weight_values(shape.format, payload, *parent)[rows].astype(np.float32)
@@ -106,7 +107,7 @@ def test_products_of_every_format(format: TensorFormat) -> None:
     x, before = words(1, 9, 300), np.full((9, 40), 0x7FC1, np.uint16)
 
     got, exact = coded(
-        Coded(format, 1, 3), Ending.BF16, Output.BF16, x, (56, 300), slice(16, 40), before, 8, 1
+        Coded(format, 128, 3), Ending.BF16, Output.BF16, x, (56, 300), slice(16, 40), before, 8, 1
     )
 
     expect_close(bf16_to_f32(got[:, 8:32]), exact)
@@ -115,15 +116,16 @@ def test_products_of_every_format(format: TensorFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column_blocks", "columns"), [(1, 150), pytest.param(2, 530, marks=pytest.mark.slow)]
+    ("tile_columns", "columns"),
+    [(64, 150), (128, 150), pytest.param(256, 530, marks=pytest.mark.slow)],
 )
 def test_blocks_share_tiles_and_take_them_one_after_the_other(
-    column_blocks: int, columns: int
+    tile_columns: int, columns: int
 ) -> None:
     x, before = words(2, columns, 128), np.full((columns, 144), 0x7FC1, np.uint16)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, column_blocks, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
+        Coded(TensorFormat.Q4, tile_columns, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
         slice(0, 144), before, 0, 2,
     )  # fmt: skip
 
@@ -151,13 +153,14 @@ def test_numbers_of_tiles_go_through_bands_row_by_row(
 
 
 @pytest.mark.parametrize(
-    ("column_blocks", "num_rows"), [(2, 112), pytest.param(1, 144, marks=pytest.mark.slow)]
+    ("tile_columns", "num_rows"),
+    [(256, 112), (64, 112), pytest.param(128, 144, marks=pytest.mark.slow)],
 )
-def test_added_products(column_blocks: int, num_rows: int) -> None:
+def test_added_products(tile_columns: int, num_rows: int) -> None:
     x, before = words(3, 70, 128), words(5, 70, num_rows)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, column_blocks, 3), Ending.ADD, Output.ADD, x, (num_rows, 128),
+        Coded(TensorFormat.Q4, tile_columns, 3), Ending.ADD, Output.ADD, x, (num_rows, 128),
         slice(0, num_rows), before.copy(), 0, 1,
     )  # fmt: skip
 
@@ -165,15 +168,15 @@ def test_added_products(column_blocks: int, num_rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "stop"),
+    ("output", "stop", "tile_columns"),
     [
-        (Output.BF16, 101),
-        (Output.ADD, 101),
-        (Output.F32, 136),  # of two tiles
-        *(pytest.param(o, 136, marks=pytest.mark.slow) for o in (Output.BF16, Output.ADD)),
+        (Output.BF16, 101, 128),
+        (Output.ADD, 101, 64),
+        (Output.F32, 136, 128),  # of two tiles
+        *(pytest.param(o, 136, 128, marks=pytest.mark.slow) for o in (Output.BF16, Output.ADD)),
     ],
 )
-def test_products_of_any_extent(output: Output, stop: int) -> None:
+def test_products_of_any_extent(output: Output, stop: int, tile_columns: int) -> None:
     x = words(6, 5, 128)
     is_f32 = output is Output.F32
     before: npt.NDArray[Any] = words(8, 5, 137)
@@ -181,7 +184,7 @@ def test_products_of_any_extent(output: Output, stop: int) -> None:
         before = bf16_to_f32(before)
 
     got, exact = coded(
-        Coded(TensorFormat.Q6, 1, 3), Ending.ANY, output, x, (150, 128), slice(5, stop),
+        Coded(TensorFormat.Q6, tile_columns, 3), Ending.ANY, output, x, (150, 128), slice(5, stop),
         before.copy(), 3, 1,
     )  # fmt: skip
 

@@ -12,7 +12,9 @@ value is rounded once. While the tensor cores multiply one block the warps decod
 
 A block of the grid stays and takes one tile of products after the other; tiles are numbered in
 bands of neighbouring columns, so that those which run together share weights in the second-level
-cache. An element's sum is that of 16-feature products in a fixed order of K, whatever the tile: its
+cache. A product that follows another one of the same columns (``follows``) does not wait for it, so
+that multiprocessors that have no tile left take those of the next product; it ends after it. An
+element's sum is that of 16-feature products in a fixed order of K, whatever the tile: its
 bits depend on (format, K) only. Bound by the tensor cores.
 """
 
@@ -56,6 +58,7 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
         out_width: int,
         first_column: int,
         mode: int,
+        follows: int,
     ) -> None:
         shared = cuda.shared.array(0, uint64)
         ring = (ptx.shared_address(shared) + uint32(1023)) & uint32(0xFFFFFC00)
@@ -67,7 +70,6 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
                 warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(WARPS))
             warpgroup.publish_barriers()
         cuda.syncthreads()
-        ptx.release_successor()
         consume(
             ring,
             warp,
@@ -82,13 +84,14 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
             out_width,
             first_column,
             mode,
+            follows,
         )
 
     name = f"coded_{shape.format.name.lower()}_{ending.name.lower()}_{shape.tile_columns}"
     return Kernel(
         f"{name}_{stages}_{shape.band}",
         coded_product,
-        (Param.ADDRESS,) * 3 + (Param.I32,) * 8,
+        (Param.ADDRESS,) * 3 + (Param.I32,) * 9,
         threads=WARPS * WARP,
         max_registers=255,
         dynamic_shared_bytes=shape.shared_bytes,
@@ -222,16 +225,24 @@ def _make_tile_address(format: TensorFormat) -> Any:
     return tile_address
 
 
+@device_function
+def _begin(follows: Index) -> None:
+    """The columns are complete; for a product that follows they are when it starts."""
+    if follows == 0:
+        ptx.wait_for_predecessor()
+    ptx.release_successor()
+
+
 def _make_consume(shape: Coded, ending: Ending) -> Any:
     """A warp: its 16 weight rows of every tile."""
-    format, column_blocks, staging_at = shape.format, shape.column_blocks, shape.staging_at
-    tile_columns, num_sums = shape.tile_columns, shape.tile_columns // 2
+    format, staging_at, tile_columns = shape.format, shape.staging_at, shape.tile_columns
+    tile_bits, num_sums = tile_columns.bit_length() - 1, tile_columns // 2
     tile_address, release = _make_tile_address(format), _make_release(shape)
     words, is_split = lane_words(format).words, lane_words(format).is_split
     load, decode = make_load(format), make_decode(format)
     find, walk, start = make_place(shape), _make_walk(shape), make_start(shape)
     finish = warpgroup.finish_products(tile_columns)
-    write = make_ending(ending, column_blocks)
+    write = make_ending(ending, tile_columns)
 
     @device_function
     def consume(
@@ -248,8 +259,9 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         out_width: Index,
         first_column: Index,
         mode: Index,
+        follows: Index,
     ) -> None:
-        column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(6 + column_blocks)
+        column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(tile_bits)
         row_blocks = ((first_row + num_rows + int32(15)) >> int32(4)) - (first_row >> int32(4))
         row_blocks = (row_blocks + int32(7)) >> int32(3)
         last = (num_columns - int32(1)) >> int32(7)
@@ -266,7 +278,7 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         load(at, lane, 0, now, extra)
         if is_split:
             load(at, lane, 1, now, extra)
-        ptx.wait_for_predecessor()
+        _begin(follows)
         start(ring, columns, column_tiles, row_blocks, last, k_tiles * int32(2), ahead, place)
         decode(now, extra, 0, even)
         while tile < column_tiles * row_blocks:
@@ -314,5 +326,7 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
                 mode,
             )
             tile, column, row = following, next_column, next_row
+        # Whoever waits for this product waits for those that it has run beside as well.
+        ptx.wait_for_predecessor()
 
     return consume
