@@ -44,6 +44,7 @@ LAUNCHERS: Final = {
     *(
         "project_add",
         "project_all",
+        "project_gated",
         "route",
         "route_and_gate",
         "experts",

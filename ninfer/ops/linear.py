@@ -111,6 +111,33 @@ def project_all(
     ctx.kernels.linear.project_all(ctx.stream, x, products)
 
 
+def project_gated(
+    ctx: OpContext, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
+) -> None:
+    """Gate the products of T columns: `project`, then `pointwise.swiglu`, bit for bit.
+
+    Args:
+        ctx: where to run.
+        x: T columns of K features.
+        gate_up: [2I, K], the rows of the gates first.
+        between: [T, 2I] activation type, for products on their way; a device may leave it alone.
+        out: T columns of I features, written whole.
+
+    Raises:
+        ShapeError: an operand differs from the above.
+    """
+    expect_storage(ctx, "x", x)
+    expect_weight(ctx, "gate_up", gate_up, x.width)
+    expect_storage(ctx, "out", out)
+    shape = (x.num_columns, gate_up.num_rows)
+    require(
+        shape == (out.num_columns, 2 * out.width),
+        f"out: [{out.num_columns}, {out.width}] of products {list(shape)}",
+    )
+    expect("between", between, shape, ctx.device.activation_dtype)
+    ctx.kernels.linear.project_gated(ctx.stream, x, gate_up, between, out)
+
+
 def project_add(ctx: OpContext, x: LinearInput, weight: Matrix, residual: Tensor) -> None:
     """Add the products of T columns with N weight rows to the residual stream.
 

@@ -17,7 +17,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import coded_linear, column_image, few_linear
+from ninfer.kernels.cuda import coded_linear, column_image, few_linear, pointwise
 from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
@@ -95,6 +95,14 @@ def project(
 ) -> None:
     """Write ``out[:, first_column + n] = weight[n] . x``."""
     _multiply(stream, x, weight, out, first_column, _stored(out))
+
+
+def project_gated(
+    stream: CudaStream, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
+) -> None:
+    """Write ``silu(gate . x) * (up . x)`` by way of the products."""
+    project(stream, x, gate_up, between, 0)
+    pointwise.swiglu(stream, between, out)
 
 
 def project_add(stream: CudaStream, x: LinearInput, weight: Matrix, residual: Tensor) -> None:

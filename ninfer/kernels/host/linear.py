@@ -21,6 +21,7 @@ from ninfer.kernels.host.lane_products import (
     dot_row,
 )
 from ninfer.kernels.host.operands import input_array, stored_rows
+from ninfer.kernels.host.pointwise import swiglu
 from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
 from ninfer.tensor_formats.geometry import encoded_bytes
 
@@ -63,6 +64,14 @@ def project_all(
     """Write the products of several weights, one after another."""
     for weight, out, first_column in products:
         project(stream, x, weight, out, first_column)
+
+
+def project_gated(
+    stream: HostStream, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
+) -> None:
+    """Write ``silu(gate . x) * (up . x)`` by way of the products."""
+    project(stream, x, gate_up, between, 0)
+    swiglu(stream, between, out)
 
 
 def project_add(stream: HostStream, x: LinearInput, weight: Matrix, residual: Tensor) -> None:

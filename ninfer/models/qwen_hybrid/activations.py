@@ -56,7 +56,7 @@ class DenseActivations:
     """FFN phase of a dense layer.
 
     Attributes:
-        gate_up: [T, 2I], gate, then up.
+        gate_up: [T, 2I], gate, then up, where they are needed between two kernels.
         hidden: [T, I], input of the down projection.
     """
 

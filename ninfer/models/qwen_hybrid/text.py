@@ -40,7 +40,6 @@ from ninfer.ops import (
     linear,
     moe,
     norm,
-    pointwise,
 )
 from ninfer.ops.context import OpContext
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState
@@ -273,8 +272,7 @@ def _ffn(
     norm.rms_norm(ctx, residual, layer.post_norm, model.geometry.norm_eps, normed)
     match layer.ffn, activations.ffn:
         case DenseFfn() as dense, DenseActivations() as own:
-            linear.project(ctx, normed, dense.gate_up, own.gate_up)
-            pointwise.swiglu(ctx, own.gate_up, own.hidden)
+            linear.project_gated(ctx, normed, dense.gate_up, own.gate_up, own.hidden)
             linear.project_add(ctx, own.hidden, dense.down, residual)
         case MoeFfn() as experts, MoeActivations() as own:
             _moe(ctx, experts, own, activations)
