@@ -185,3 +185,43 @@ def test_rounds_of_more_rows_than_fragments_have_are_refused() -> None:
         attention.paged_decode(
             stream, queries, tensor(MANY, 56 * 256), *places, 0.1, columns(MANY, 6144)
         )
+
+
+@pytest.mark.parametrize(
+    ("count", "has_warpgroups", "width", "first_row", "is_one"),
+    [
+        (MANY, True, 256, 0, True),
+        (MANY, True, 256, 16, True),
+        (FEW, True, 256, 0, False),
+        (MANY, False, 256, 0, False),
+        (MANY, True, 192, 0, False),
+        (MANY, True, 256, 8, False),
+    ],
+)
+def test_gated_products_are_one_launch_where_columns_and_rows_suit(
+    count: int, has_warpgroups: bool, width: int, first_row: int, is_one: bool
+) -> None:
+    stream: Any = Launches(has_warpgroups)
+    out, between = columns(count, width), tensor(count, 2 * width)
+    gate_up = matrix(2 * width + 64, 128).rows(first_row, 2 * width)
+
+    linear.project_gated(stream, columns(count, 128), gate_up, between, out)
+
+    if is_one:
+        assert stream.names == ["coded_q4_gated_128_8_8"]
+        assert stream.arguments[0][2] == out.storage.address
+        assert stream.arguments[0][8] == width // 64
+    else:
+        assert stream.names[-1].startswith("swiglu")
+        assert len(stream.names) == 2
+
+
+def test_gated_products_of_plain_weights_are_two_launches() -> None:
+    """The only format whose kernel has no registers left for the gates."""
+    stream: Any = Launches(True)
+    nbytes = linear.resident_bytes(TensorFormat.BF16, 512, 128)
+    gate_up = Matrix(TensorFormat.BF16, tensor(nbytes, dtype=DType.U8), 512, 128, 0, 512)
+
+    linear.project_gated(stream, columns(MANY, 128), gate_up, tensor(MANY, 512), columns(MANY, 256))
+
+    assert stream.names == ["coded_bf16_bf16_128_8_8", "swiglu_image"]
