@@ -47,6 +47,7 @@ LAUNCHERS: Final = {
         "project_gated",
         "route",
         "route_and_gate",
+        "mix",
         "experts",
         "rms_norm",
         "swiglu",

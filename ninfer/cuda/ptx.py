@@ -112,6 +112,10 @@ fresh_i32 = (
         "ld.relaxed.gpu.global.s32 $0, [$1];", [_I32], [_U64], is_ordered=True
     )
 )
+fresh_f32 = define("ld.relaxed.gpu.global.f32 $0, [$1];", [_F32], [_U64], is_ordered=True)
+fresh_u32x4 = define(
+    "ld.relaxed.gpu.global.v4.u32 {$0,$1,$2,$3}, [$4];", [_U32] * 4, [_U64], is_ordered=True
+)
 load_u16 = define("ld.global.u16 $0, [$1];", [_U32], [_U64], is_ordered=True)
 load_u8 = define("ld.global.u8 $0, [$1];", [_U32], [_U64], is_ordered=True)
 load_u64 = define("ld.global.u64 $0, [$1];", [_U64], [_U64], is_ordered=True)

@@ -7,7 +7,7 @@ meaning.
 
 from typing import Protocol
 
-from ninfer.tensor import Tensor
+from ninfer.tensor import LinearInput, Matrix, Tensor
 
 
 class Rope(Protocol):
@@ -156,3 +156,43 @@ class SamplerSettings(Protocol):
     @property
     def positions(self) -> Tensor:
         """[B] I32."""
+
+
+class MixtureWeights(Protocol):
+    """Weights of a mixture behind its router and the shared expert's gate and up."""
+
+    @property
+    def gate_up(self) -> Matrix:
+        """[E * 2I, H]."""
+
+    @property
+    def down(self) -> Matrix:
+        """[E * H, I]."""
+
+    @property
+    def shared_down(self) -> Matrix:
+        """[H, S]."""
+
+
+class MixtureTensors(Protocol):
+    """Room for what lies between the launches of a mixture."""
+
+    @property
+    def experts(self) -> Tensor:
+        """[T, k] I32."""
+
+    @property
+    def weights(self) -> Tensor:
+        """[T, k] F32."""
+
+    @property
+    def shared_gate(self) -> Tensor:
+        """[T] F32."""
+
+    @property
+    def hidden(self) -> LinearInput:
+        """T columns of S features."""
+
+    @property
+    def shared(self) -> Tensor:
+        """[T, H]."""

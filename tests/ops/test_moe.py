@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.errors import ShapeError
-from ninfer.ops import moe, pointwise
+from ninfer.ops import linear, moe, pointwise
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
+from ninfer.ops.moe import MixtureTensors, MixtureWeights
 from ninfer.tensor import DType, Matrix, TensorFormat
 from ninfer.tensor_formats import encode_matrix, f32_to_bf16
 from tests.support.guarded_bench import GuardedBench
@@ -230,6 +232,82 @@ def test_experts_are_added_in_ranking_order(order: list[int], expected: float) -
 
         bench.check()
         assert bench.read_tensor(residual) == [[expected]]
+
+
+class Mixture:
+    """A layer with its shared expert on a bench, and what lies between its steps."""
+
+    def __init__(self, bench: GuardedBench, layer: Layer, count: int, chosen: int) -> None:
+        rng = np.random.default_rng(9)
+        hidden, width = layer.hidden, 40
+        down = payload(TensorFormat.W8, rng.normal(0, width**-0.5, (hidden, width)))
+        self.weights = MixtureWeights(
+            *layer.matrices(bench), bench.matrix(TensorFormat.W8, down, hidden, width)
+        )
+        self.between = MixtureTensors(
+            bench.out((count, chosen), DType.I32),
+            bench.out((count, chosen)),
+            bench.out((count,)),
+            bench.out_columns(count, width),
+            bench.out((count, hidden)),
+        )
+        logits = rng.normal(0, 3, (count, layer.num_experts + 1)).astype(np.float32)
+        self.router = bench.put(logits)
+        self.gate_up = bench.put(rng.normal(0, 1, (count, 2 * width)).astype(np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_mix_does_what_its_parts_do(count: int) -> None:
+    layer = Layer(TensorFormat.Q4, 6, 64, 32)
+    columns = Columns(layer, count, 3)
+    with GuardedBench() as bench:
+        mixture = Mixture(bench, layer, count, 3)
+        own, weights, x = mixture.between, mixture.weights, bench.in_columns(columns.x)
+        together, apart = (bench.inout(columns.residual) for _ in range(2))
+
+        moe.mix(bench.ctx, x, mixture.router, mixture.gate_up, weights, own, together)
+
+        ranked = (own.experts, own.weights)
+        inputs = (mixture.router, mixture.gate_up, *ranked, own.shared_gate, own.hidden)
+        moe.route_and_gate(bench.ctx, *inputs)
+        linear.project(bench.ctx, own.hidden, weights.shared_down, own.shared)
+        matrices = (weights.gate_up, weights.down)
+        moe.experts(bench.ctx, x, *matrices, *ranked, own.shared, own.shared_gate, apart)
+        bench.check()
+        np.testing.assert_array_equal(bench.read_tensor(together), bench.read_tensor(apart))
+        assert not np.array_equal(bench.read_tensor(together), columns.residual)
+
+
+def test_mix_refuses_operands_of_other_shapes() -> None:
+    layer = Layer(TensorFormat.Q4, 4, 64, 32)
+    columns = Columns(layer, 3, 2)
+    with GuardedBench() as bench:
+        mixture = Mixture(bench, layer, 3, 2)
+        weights, own = mixture.weights, mixture.between
+        operands: dict[str, Any] = {
+            "ctx": bench.ctx,
+            "x": bench.in_columns(columns.x),
+            "router": mixture.router,
+            "shared_gate_up": mixture.gate_up,
+            "weights": weights,
+            "between": own,
+            "residual": bench.inout(columns.residual),
+        }
+        wrong: list[tuple[str, Any]] = [
+            ("x", bench.in_columns(columns.x[:2])),
+            ("router", bench.out((3, 6))),
+            ("shared_gate_up", bench.out((3, 82))),
+            ("weights", replace(weights, shared_down=weights.shared_down.rows(0, 48))),
+            ("weights", replace(weights, down=weights.down.rows(0, 128))),
+            ("between", replace(own, experts=bench.out((3, 5), DType.I32))),
+            ("between", replace(own, hidden=bench.out_columns(3, 41))),
+            ("between", replace(own, shared=bench.out((3, 65)))),
+            ("residual", bench.inout(columns.residual[:2])),
+        ]
+
+        for name, operand in wrong:
+            with pytest.raises(ShapeError):
+                moe.mix(**(operands | {name: operand}))
 
 
 def test_wrong_operands_are_refused() -> None:

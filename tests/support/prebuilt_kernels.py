@@ -18,7 +18,9 @@ from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill, page_warps
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.expert_down import down_kernel
+from ninfer.kernels.cuda.expert_down_ranked import make_down_ranked
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, walk_stages
+from ninfer.kernels.cuda.expert_gate_ranked import make_gate_ranked
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank_and_gate
 from ninfer.kernels.cuda.gated_delta import kernels_of
@@ -44,6 +46,12 @@ def test_variants() -> tuple[Kernel, ...]:
             for format in PAIR_FORMATS
         ),
         make_plan(16),
+        make_gate_ranked(TensorFormat.Q4, 16, 16),
+        *(
+            make_down_ranked(format, 4, TensorFormat.W8, 4, 16)
+            for format in (TensorFormat.Q5, TensorFormat.Q6)
+        ),
+        make_rank_and_gate(16, True),
         make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),
         make_gate_values(),

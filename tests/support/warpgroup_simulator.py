@@ -24,6 +24,7 @@ from ninfer.cuda.kernel_source import Kernel
 from tests.support.matrix_threads import matrix_instructions
 from tests.support.plain_types import use_plain_types
 from tests.support.swizzled_rows import rows_of, turned_rows_of
+from tests.support.warp_votes import vote_functions, vote_instructions
 from tests.support.word_arithmetic import (
     bf16_word,
     half_value,
@@ -32,8 +33,8 @@ from tests.support.word_arithmetic import (
 )
 
 Octets = npt.NDArray[np.uint8]
-Copy = tuple[int, int, int]
-"""To, from, bytes that are read: of a piece of sixteen."""
+Copy = tuple[int, int, int, int]
+"""To, from, bytes that are read, bytes of the piece."""
 Extent = tuple[int, int]
 
 GLOBAL = 1 << 20
@@ -127,8 +128,8 @@ class _Block:
 
     # Copies of single threads, in groups; the last group is open.
 
-    def copy_async(self, to: Any, source: Any, nbytes: Any) -> None:
-        self.copies[self.place.thread][-1].append((int(to), int(source), int(nbytes)))
+    def copy_async(self, to: Any, source: Any, nbytes: Any, room: int = 16) -> None:
+        self.copies[self.place.thread][-1].append((int(to), int(source), int(nbytes), room))
 
     def close_copies(self) -> None:
         self.copies[self.place.thread].append([])
@@ -146,11 +147,8 @@ class _Block:
         self.arrive(address)
 
     def _copy(self, group: list[Copy]) -> None:
-        for to, source, nbytes in group:
-            target = self.octets(to, 16)
-            target[...] = 0
-            if nbytes:
-                target[...] = self.octets(source, 16)
+        for to, source, nbytes, room in group:
+            self.octets(to, room)[...] = self.octets(source, room) if nbytes else 0
 
     # Products.
 
@@ -280,6 +278,7 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
     return SimpleNamespace(
         **made,
         **matrix_instructions(block, _WAIT_S),
+        **vote_instructions(block, _WAIT_S),
         load_i32=lambda address: block.load(address, np.int32),
         load_u32_if=load_u32_if,
         copy_async_16=block.copy_async,
@@ -294,7 +293,6 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
         put_shared_u32x4=lambda address, *values: block.store(address, values, np.uint32),
         shared_address=lambda array: np.uint32(SHARED),
         divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
-        smaller_u32=lambda a, b: np.uint32(min(int(a), int(b))),
         load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
         put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
@@ -342,6 +340,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         syncthreads=lambda: block.everybody.wait(_WAIT_S),
         shfl_sync=block.shuffle,
         shfl_xor_sync=block.exchange,
+        **vote_functions(block, _WAIT_S),
     )
 
     def init_if(mask: Any, address: Any, count: Any) -> None:

@@ -50,7 +50,7 @@ def down_kernel(format: TensorFormat, k_tiles: int, each: int, block_shared_byte
     whole = make_down(format, k_tiles, each)
     if whole.dynamic_shared_bytes <= block_shared_bytes:
         return whole
-    fixed = WARPS * (_column_bytes(k_tiles) + each * TILE_ROWS * 4)
+    fixed = WARPS * (column_bytes(k_tiles) + each * TILE_ROWS * 4)
     tiles = (block_shared_bytes - fixed) // (WARPS * PAIR_FORMATS[format].tile_bytes)
     return make_down_by_pieces(format, k_tiles, each, max(1, tiles))
 
@@ -65,14 +65,14 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
         each: `slots_each` of the model.
     """
     slot_bytes = k_tiles * PAIR_FORMATS[format].tile_bytes
-    column_bytes = _column_bytes(k_tiles)
+    own_column = column_bytes(k_tiles)
     columns_at = WARPS * each * slot_bytes
-    products_at = columns_at + WARPS * column_bytes
+    products_at = columns_at + WARPS * own_column
     shared_bytes = products_at + WARPS * each * TILE_ROWS * 4
     blocks = max(1, min(_MOST_BLOCKS, MULTIPROCESSOR_SHARED // (shared_bytes + 2048)))
     slots = WARPS * each
     ask = _make_ask(format, k_tiles, each)
-    bring_column, multiply = _make_bring_column(k_tiles), _make_multiply(format, k_tiles)
+    bring_column, multiply = make_bring_column(k_tiles), make_column_multiply(format, k_tiles)
 
     def down(
         codes: int,
@@ -92,7 +92,7 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
         first = int32(cuda.blockIdx.x) * chosen
         block = ptx.shared_address(memory)
         ring, column = block + uint32(warp * int32(each * slot_bytes)), block + uint32(columns_at)
-        column += uint32(warp * int32(column_bytes))
+        column += uint32(warp * int32(own_column))
         ask(ring, codes, experts, first, hidden >> int32(4), chosen, warp, lane)
         ptx.wait_for_predecessor()
         rest = _load_rest(shared, shared_gate, residual, hidden)
@@ -139,11 +139,11 @@ def make_down_by_pieces(  # noqa: PLR0915 - one pass
     format: TensorFormat, k_tiles: int, each: int, piece: int
 ) -> Kernel:
     """The same with rows of ``piece`` k tiles of a warp's slot in shared memory at a time."""
-    piece_bytes, column_bytes = piece * PAIR_FORMATS[format].tile_bytes, _column_bytes(k_tiles)
+    piece_bytes, own_column = piece * PAIR_FORMATS[format].tile_bytes, column_bytes(k_tiles)
     columns_at = WARPS * piece_bytes
-    products_at = columns_at + WARPS * column_bytes
+    products_at = columns_at + WARPS * own_column
     slots = WARPS * each
-    ask, bring_column = _make_ask_piece(format, k_tiles, piece), _make_bring_column(k_tiles)
+    ask, bring_column = _make_ask_piece(format, k_tiles, piece), make_bring_column(k_tiles)
     multiply = _make_multiply_piece(format, k_tiles, piece)
 
     def down(
@@ -165,7 +165,7 @@ def make_down_by_pieces(  # noqa: PLR0915 - one pass
         first = int32(cuda.blockIdx.x) * chosen
         block = ptx.shared_address(memory)
         rows = block + uint32(warp * int32(piece_bytes))
-        column = block + uint32(columns_at) + uint32(warp * int32(column_bytes))
+        column = block + uint32(columns_at) + uint32(warp * int32(own_column))
         rest = _load_rest(shared, shared_gate, residual, hidden)
         total = cuda.local.array(4, float32)
         for i in range(each):
@@ -212,7 +212,7 @@ def make_down_by_pieces(  # noqa: PLR0915 - one pass
     )
 
 
-def _column_bytes(k_tiles: int) -> int:
+def column_bytes(k_tiles: int) -> int:
     """Chunks of a column, then sums of its groups."""
     return k_tiles * 256 + -(-k_tiles // 2) * 16
 
@@ -261,7 +261,7 @@ def _make_ask(format: TensorFormat, k_tiles: int, each: int) -> Any:
     return ask
 
 
-def _make_bring_column(k_tiles: int) -> Any:
+def make_bring_column(k_tiles: int) -> Any:
     """A choice's column to shared memory, chunks as they are, then the sums of its groups."""
     chunks = 16 * k_tiles
     steps = -(-chunks // WARP)
@@ -289,11 +289,11 @@ def _make_bring_column(k_tiles: int) -> Any:
     return bring_column
 
 
-def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
+def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: bool = True) -> Any:
     """Products of a slot: the same column eight times, of which column 0 is looked at."""
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
     tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4, keeps_masks=True)
+    products = make_multiply(format, 1, 1, 4, keeps_masks=keeps_masks)
 
     @device_function
     def load(column: Address, lane: Index, k: int, x: Array, s: Array) -> None:

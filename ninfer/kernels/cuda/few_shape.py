@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ninfer.errors import InvariantError
-from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, RESERVED_SHARED, blocks_for
+from ninfer.kernels.cuda.launch import (
+    MULTIPROCESSOR_SHARED,
+    RESERVED_SHARED,
+    blocks_for,
+    closing_bytes,
+)
 from ninfer.kernels.cuda.skinny_shape import PARTS, THREADS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
@@ -163,8 +168,7 @@ def choose_places(
         for places in range(1, min(fitting, most_places(formats, row_tiles, num_columns)) + 1):
             at_once = places * multiprocessors
             fill = blocks / (at_once * blocks_for(blocks, at_once))
-            # One more block shall not fit; what is left serves columns as first-level cache.
-            closing = multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - RESERVED_SHARED
+            closing = closing_bytes(multiprocessor_bytes, places)
             rate = fill * _STEADY[row_tiles, places]
             found.append((rate, Places(row_tiles, blocks, max(ring, closing))))
     if not found:

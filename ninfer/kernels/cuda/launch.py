@@ -94,3 +94,11 @@ def fitting(kernels: Iterable[Kernel], block_shared_bytes: int) -> tuple[Kernel,
 def blocks_for(items: int, threads: int) -> int:
     """Blocks that give each item a thread."""
     return -(-items // threads)
+
+
+def closing_bytes(multiprocessor_bytes: int, places: int) -> int:
+    """Shared memory of a block of which so many share a multiprocessor, and not one more.
+
+    What is left serves as first-level cache.
+    """
+    return multiprocessor_bytes // (places + 1) // 128 * 128 + 128 - RESERVED_SHARED

@@ -1,6 +1,7 @@
 """Mixture of experts on CUDA: launchers.
 
-    up to 8 tokens     gate and up, each block finding its tokens itself ; down and the whole sum
+    one token          `expert_mix`: a whole mixture in two kernels, where formats allow
+    up to 8            gate and up, each block finding its tokens itself ; down and the whole sum
     up to 128          the same with a plan of which tokens go with which expert
     more               `expert_many`, prefill; the same as before where there are no warpgroups, or
                        where shapes do not suit them
@@ -15,7 +16,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import expert_many, fragments, pointwise
+from ninfer.kernels.cuda import expert_many, expert_mix, fragments, linear, pointwise
 from ninfer.kernels.cuda.column_fragments import fragments_grid, make_fragments
 from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.expert_columns import slot_steps
@@ -27,6 +28,7 @@ from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS, padded_width
 from ninfer.kernels.cuda.launch import WARP, BlockParts, KernelShapes, block_parts, blocks_for
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.operand_groups import MixtureTensors, MixtureWeights
 from ninfer.tensor import LinearInput, Matrix, Tensor
 
 FEW_TOKENS: Final = FRAGMENT_COLUMNS
@@ -90,6 +92,33 @@ def route_and_gate(
             padded,
         ),
     )
+
+
+def mix(
+    stream: CudaStream,
+    x: LinearInput,
+    router: Tensor,
+    shared_gate_up: Tensor,
+    weights: MixtureWeights,
+    between: MixtureTensors,
+    residual: Tensor,
+) -> None:
+    """Rank, and add routed and shared experts to the residual stream.
+
+    Raises:
+        ShapeError: as of `route` and `experts`.
+    """
+    gate_up, down, shared_down = weights.gate_up, weights.down, weights.shared_down
+    chosen = between.experts.shape[1]
+    if x.num_columns == 1 and expert_mix.is_mixed(stream, chosen, gate_up, down, shared_down):
+        three = (gate_up, down, shared_down)
+        expert_mix.mix(stream, x, router, shared_gate_up, *three, chosen, residual)
+        return
+    ranked = (between.experts, between.weights, between.shared_gate)
+    route_and_gate(stream, router, shared_gate_up, *ranked, between.hidden)
+    linear.project(stream, between.hidden, shared_down, between.shared, 0)
+    chosen_by, shares, shared_gate = ranked
+    experts(stream, x, gate_up, down, chosen_by, shares, between.shared, shared_gate, residual)
 
 
 def experts(
@@ -163,6 +192,7 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         kinds = dict.fromkeys(((False, one), (False, many), (True, many)))
         made += [make_gate(format, hidden_tiles, steps, *kind) for kind in kinds]
         made.append(down_kernel(format, width_tiles, each, most))
+    made += expert_mix.declared(shapes)
     return (*made, *(expert_many.declared(shapes) if shapes.has_warpgroups else ()))
 
 

@@ -19,8 +19,10 @@ from ninfer.device import host_array
 from ninfer.host.device import HostStream
 from ninfer.kernels.host.jit import kernel, kernel_part
 from ninfer.kernels.host.lane_products import LANES, copy_tails, decode_row, dot_row
+from ninfer.kernels.host.linear import project
 from ninfer.kernels.host.operands import input_array, stored_rows
 from ninfer.kernels.host.pointwise import swiglu
+from ninfer.kernels.operand_groups import MixtureTensors, MixtureWeights
 from ninfer.tensor import LinearInput, Matrix, Tensor
 
 Array = npt.NDArray[Any]
@@ -54,6 +56,33 @@ def route_and_gate(
     """Launch `route`, then the shared expert's `swiglu`."""
     route(stream, router, experts, weights, shared_gate)
     swiglu(stream, gate_up, hidden)
+
+
+def mix(
+    stream: HostStream,
+    x: LinearInput,
+    router: Tensor,
+    shared_gate_up: Tensor,
+    weights: MixtureWeights,
+    between: MixtureTensors,
+    residual: Tensor,
+) -> None:
+    """Launch `route_and_gate`, the shared expert's down projection, then `experts`."""
+    ranked = (between.experts, between.weights, between.shared_gate)
+    route_and_gate(stream, router, shared_gate_up, *ranked, between.hidden)
+    project(stream, between.hidden, weights.shared_down, between.shared, 0)
+    chosen, shares, shared_gate = ranked
+    experts(
+        stream,
+        x,
+        weights.gate_up,
+        weights.down,
+        chosen,
+        shares,
+        between.shared,
+        shared_gate,
+        residual,
+    )
 
 
 def experts(

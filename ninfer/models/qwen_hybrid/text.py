@@ -44,6 +44,7 @@ from ninfer.ops import (
 from ninfer.ops.context import OpContext
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState
 from ninfer.ops.kv_cache import PagedKv, RopeSpec
+from ninfer.ops.moe import MixtureTensors, MixtureWeights
 from ninfer.tensor import LinearInput, Tensor
 
 
@@ -284,18 +285,12 @@ def _moe(ctx: OpContext, ffn: MoeFfn, own: MoeActivations, activations: TextActi
     normed = activations.normed
     products = [(ffn.router, own.router, 0), (ffn.shared_gate_up, own.gate_up, 0)]
     linear.project_all(ctx, normed, products)
-    moe.route_and_gate(
-        ctx, own.router, own.gate_up, own.experts, own.weights, own.shared_gate, own.hidden
-    )
-    linear.project(ctx, own.hidden, ffn.shared_down, own.shared)
-    moe.experts(
+    moe.mix(
         ctx,
         normed,
-        ffn.routed_gate_up,
-        ffn.routed_down,
-        own.experts,
-        own.weights,
-        own.shared,
-        own.shared_gate,
+        own.router,
+        own.gate_up,
+        MixtureWeights(ffn.routed_gate_up, ffn.routed_down, ffn.shared_down),
+        MixtureTensors(own.experts, own.weights, own.shared_gate, own.hidden, own.shared),
         activations.residual,
     )

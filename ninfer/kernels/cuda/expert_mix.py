@@ -1,0 +1,132 @@
+"""Launcher of a whole mixture for one token: two kernels that rank the experts themselves.
+
+    `expert_gate_ranked`   ranking, gate and up of the chosen experts
+    `expert_down_ranked`   ranking, down of the chosen experts, the shared expert, the sum
+
+What is launched for more tokens (`moe.mix`) has the same bits in more launches. Formats are what
+the published profile gives most layers.
+"""
+
+from typing import Final
+
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.stream import CudaStream
+from ninfer.kernels.cuda.expert_down_ranked import SHARED_WARPS, make_down_ranked
+from ninfer.kernels.cuda.expert_down_ranked import THREADS as DOWN_THREADS
+from ninfer.kernels.cuda.expert_gate_ranked import MOST_TILES, make_gate_ranked
+from ninfer.kernels.cuda.expert_rank_block import MOST_EXPERTS, MOST_RANKED
+from ninfer.kernels.cuda.fragments import CHUNK, padded_width
+from ninfer.kernels.cuda.launch import (
+    RESERVED_SHARED,
+    KernelShapes,
+    block_parts,
+    blocks_for,
+    closing_bytes,
+)
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
+from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
+
+MIXED_FORMATS: Final = ((TensorFormat.Q4, TensorFormat.Q5, TensorFormat.W8),)
+"""Formats of gate and up, of down, and of the shared expert's down."""
+
+
+def is_mixed(
+    stream: CudaStream, chosen: int, gate_up: Matrix, down: Matrix, shared_down: Matrix
+) -> bool:
+    """Whether the two kernels take one token of these operands."""
+    formats = (gate_up.format, down.format, shared_down.format)
+    hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
+    views = (gate_up.first_row, down.first_row, shared_down.first_row)
+    return (
+        formats in MIXED_FORMATS
+        and _suits(hidden, width, shared_width, down.num_rows // hidden, chosen)
+        and not any(views)
+        and 2 * chosen * padded_width(width) <= stream.scratch.nbytes
+    )
+
+
+def mix(
+    stream: CudaStream,
+    x: LinearInput,
+    router: Tensor,
+    shared_gate_up: Tensor,
+    gate_up: Matrix,
+    down: Matrix,
+    shared_down: Matrix,
+    chosen: int,
+    residual: Tensor,
+) -> None:
+    """Add the experts of one token; operands are those that `is_mixed` lets through."""
+    num_experts = router.shape[1] - 1
+    hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
+    active, (base, sums, _) = stream.scratch.address, block_parts(x)
+    gate = _gate(gate_up.format, hidden, num_experts)
+    places = blocks_for(width // TILE_ROWS * chosen, stream.num_multiprocessors)
+    closing = closing_bytes(stream.shared_bytes + RESERVED_SHARED, places)
+    stream.launch(
+        gate,
+        (width // TILE_ROWS, chosen, 1),
+        (
+            gate_up.storage.address,
+            base,
+            sums,
+            router.address,
+            active,
+            width,
+            chosen,
+            padded_width(width),
+        ),
+        shared_bytes=max(gate.dynamic_shared_bytes, closing),
+    )
+    stream.launch(
+        _down(down.format, width, shared_down.format, shared_width, num_experts),
+        (hidden // TILE_ROWS, 1, 1),
+        (
+            down.storage.address,
+            shared_down.storage.address,
+            active,
+            router.address,
+            shared_gate_up.address,
+            residual.address,
+            hidden,
+            width,
+            shared_width,
+            chosen,
+        ),
+        threads=DOWN_THREADS,
+    )
+
+
+def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
+    """Kernels a model needs."""
+    hidden, width, shared_width = shapes.hidden, shapes.expert_width, shapes.shared_width
+    num_experts = shapes.num_experts
+    if not _suits(hidden, width, shared_width, num_experts, shapes.experts_per_token):
+        return ()
+    made = []
+    for gate, down, shared in MIXED_FORMATS:
+        made.append(_gate(gate, hidden, num_experts))
+        made.append(_down(down, width, shared, shared_width, num_experts))
+    return tuple(dict.fromkeys(made))
+
+
+def _suits(hidden: int, width: int, shared_width: int, num_experts: int, chosen: int) -> bool:
+    """Whether rows come in whole tiles, and warps are enough for experts, slots and parts of K."""
+    return (
+        hidden % TILE_ROWS == width % TILE_ROWS == shared_width % CHUNK == 0
+        and padded_width(hidden) <= MOST_TILES * TILE_FEATURES
+        and padded_width(shared_width) <= SHARED_WARPS * TILE_FEATURES
+        and num_experts <= MOST_EXPERTS
+        and chosen <= MOST_RANKED
+    )
+
+
+def _gate(format: TensorFormat, hidden: int, num_experts: int) -> Kernel:
+    return make_gate_ranked(format, padded_width(hidden) // TILE_FEATURES, num_experts)
+
+
+def _down(
+    format: TensorFormat, width: int, shared: TensorFormat, shared_width: int, num_experts: int
+) -> Kernel:
+    k_tiles, shared_tiles = (padded_width(w) // TILE_FEATURES for w in (width, shared_width))
+    return make_down_ranked(format, k_tiles, shared, shared_tiles, num_experts)
