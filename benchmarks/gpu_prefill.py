@@ -29,6 +29,7 @@ from ninfer.kernels.cuda import coded_linear
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
 from ninfer.kernels.cuda.coded_shape import Coded
+from ninfer.kernels.cuda.coded_turns import shapes_for
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout
@@ -96,9 +97,9 @@ class NormalOperands(Operands):
 
 def variants(format: TensorFormat) -> tuple[Coded, ...]:
     """Tile shapes that are compared."""
-    shapes = [coded_linear.large_tiles(format), coded_linear.small_tiles(format)]
+    shapes = list(shapes_for(format, Ending.BF16))
     if format is Q4:
-        shapes += [Coded(format, 2, 6, 2), Coded(format, 2, 6, 8), Coded(format, 2, 5)]
+        shapes += [Coded(format, 256, 6, 2), Coded(format, 256, 6, 8), Coded(format, 256, 5)]
     return tuple(shapes)
 
 
@@ -119,7 +120,7 @@ def alone(
         out = operands.out(0, count, rows, DType.BF16)
         image = operands.columns(count, width).storage
         parts = (matrix.storage.address, image.address, out.address)
-        extents = (layout.k_tiles, layout.row_tiles, 0, rows, count, rows, 0, int(Output.BF16))
+        extents = (layout.k_tiles, layout.row_tiles, 0, rows, count, rows, 0, int(Output.BF16), 0)
         for shape in variants(format):
             grid = shape.grid(layout.row_tiles, count, bench.stream.num_multiprocessors)
             kernel = make_coded_product(shape, Ending.BF16)

@@ -1,28 +1,71 @@
 """How products of many columns are cut and shared out."""
 
+import inspect
+
 import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda.coded_linear import (
-    ending_for,
-    large_tiles,
-    shape_for,
-    small_tiles,
-)
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.kernels.cuda.coded_linear import ending_for, multiply_coded
 from ninfer.kernels.cuda.coded_output import Ending
+from ninfer.kernels.cuda.fragments import input_bytes
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
+from ninfer.kernels.cuda.weight_layout import WeightLayout
+from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
 
-Q4 = TensorFormat.Q4
+Q4, Q5, BF16 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.BF16
 
 
-def test_tiles_that_end_first_are_chosen() -> None:
-    assert shape_for(Q4, 34816 // 16, 4096, Ending.BF16, 132) == large_tiles(Q4)
-    assert shape_for(Q4, 6, 4096, Ending.BF16, 132) == small_tiles(Q4)
-    assert shape_for(Q4, 5120 // 16, 1024, Ending.BF16, 132) == large_tiles(Q4)
-    assert shape_for(Q4, 1024 // 16, 512, Ending.BF16, 132) == small_tiles(Q4)
-    assert shape_for(Q4, 34816 // 16, 4096, Ending.ANY, 132) == small_tiles(Q4)
+class LaunchRecorder:
+    """A stream of a large card that notes what is launched."""
+
+    num_multiprocessors = 132
+
+    def __init__(self) -> None:
+        self.products: list[dict[str, int]] = []
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: tuple[int, ...]) -> None:
+        assert len(args) == len(kernel.params)
+        names = inspect.signature(kernel.function).parameters
+        self.products.append(dict(zip(names, args, strict=True)))
+
+
+def products(
+    columns: int, width: int, weights: list[tuple[TensorFormat, int, int]]
+) -> list[dict[str, int]]:
+    """What is launched for views of rows, each with an output of its own."""
+    x = LinearInput(Tensor(0, DType.U8, (input_bytes(columns, width),)), columns, width)
+    stream, made = LaunchRecorder(), []
+    for number, (format, first, rows) in enumerate(weights):
+        nbytes = WeightLayout(format, first + rows, width).nbytes
+        storage = Tensor(number << 32, DType.U8, (nbytes,))
+        weight = Matrix(format, storage, first + rows, width, first, rows)
+        out = Tensor(number << 28, DType.BF16, (columns, rows))
+        made.append((weight, out, 0, Output.BF16))
+    multiply_coded(stream, x, made)  # type: ignore[arg-type]
+    return stream.products
+
+
+def test_only_the_first_product_waits_and_the_largest_comes_first() -> None:
+    launched = products(4096, 5120, [(Q4, 0, 4096), (Q5, 0, 12288), (BF16, 0, 48), (BF16, 0, 48)])
+
+    assert [args["follows"] for args in launched] == [0, 1, 1, 1]
+    assert [args["num_rows"] for args in launched] == [12288, 4096, 48, 48]
+
+
+@pytest.mark.parametrize("first", [0, 16, 5])
+def test_parts_of_a_product_are_all_its_rows(first: int) -> None:
+    launched = products(1024, 2048, [(Q4, first, 5000)])
+
+    assert len(launched) == 2
+    at = 0
+    for args in launched:
+        assert args["first_row"] == first + at
+        assert args["first_column"] == at
+        at += args["num_rows"]
+        assert at == 5000 or (first + at) % 16 == 0
+    assert at == 5000
 
 
 @pytest.mark.parametrize(

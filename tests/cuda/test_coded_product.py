@@ -11,11 +11,9 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.kernels.cuda import (
     coded_columns,
-    coded_gate,
     coded_output,
     coded_product,
     coded_weights,
-    column_image,
     device_functions,
     product_output,
     weight_pairs,
@@ -24,8 +22,7 @@ from ninfer.kernels.cuda import (
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
 from ninfer.kernels.cuda.coded_shape import Coded
-from ninfer.kernels.cuda.column_image import BLOCK_FEATURES, image_bytes, image_of
-from ninfer.kernels.cuda.fragments import padded_width
+from ninfer.kernels.cuda.column_image import image_of
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
@@ -37,10 +34,8 @@ from tests.support.oracles.linear import random_payload, weight_values
 MODULES = (
     coded_product,
     coded_columns,
-    coded_gate,
     coded_output,
     coded_weights,
-    column_image,
     weight_pairs,
     weight_tiles,
     device_functions,
@@ -65,7 +60,6 @@ def coded(
     before: npt.NDArray[Any],
     first_column: int,
     blocks: int,
-    out_width: int | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
     """Run a product between poison; return the output and what float64 makes of it."""
     payload = random_payload(np.random.default_rng(9), shape.format, *parent)
@@ -91,9 +85,10 @@ def coded(
             rows.start,
             rows.stop - rows.start,
             len(x),
-            before.shape[1] if out_width is None else out_width,
+            before.shape[1],
             first_column,
             output,
+            0,
         ),
     )
     values = weight_values(shape.format, payload, *parent)[rows].astype(np.float32)
@@ -112,7 +107,7 @@ def test_products_of_every_format(format: TensorFormat) -> None:
     x, before = words(1, 9, 300), np.full((9, 40), 0x7FC1, np.uint16)
 
     got, exact = coded(
-        Coded(format, 1, 3), Ending.BF16, Output.BF16, x, (56, 300), slice(16, 40), before, 8, 1
+        Coded(format, 128, 3), Ending.BF16, Output.BF16, x, (56, 300), slice(16, 40), before, 8, 1
     )
 
     expect_close(bf16_to_f32(got[:, 8:32]), exact)
@@ -121,60 +116,20 @@ def test_products_of_every_format(format: TensorFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column_blocks", "columns"), [(1, 150), pytest.param(2, 530, marks=pytest.mark.slow)]
+    ("tile_columns", "columns"),
+    [(64, 150), (128, 150), pytest.param(256, 530, marks=pytest.mark.slow)],
 )
 def test_blocks_share_tiles_and_take_them_one_after_the_other(
-    column_blocks: int, columns: int
+    tile_columns: int, columns: int
 ) -> None:
     x, before = words(2, columns, 128), np.full((columns, 144), 0x7FC1, np.uint16)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, column_blocks, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
+        Coded(TensorFormat.Q4, tile_columns, 3, band=2), Ending.BF16, Output.BF16, x, (144, 128),
         slice(0, 144), before, 0, 2,
     )  # fmt: skip
 
     expect_close(bf16_to_f32(got), exact)
-
-
-@pytest.mark.parametrize(
-    ("format", "column_blocks", "columns", "width", "blocks"),
-    [
-        (TensorFormat.Q4, 1, 130, 128, 2),
-        (TensorFormat.Q5, 2, 140, 64, 1),
-        (TensorFormat.Q6, 1, 9, 64, 1),
-        (TensorFormat.W8, 1, 9, 64, 1),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_gated_products_are_an_image(
-    format: TensorFormat,
-    column_blocks: int,
-    columns: int,
-    width: int,
-    blocks: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Blocks of features behind the width and rows around the view belong to nobody."""
-    monkeypatch.setattr(coded_gate, "math", SimpleNamespace(exp=np.exp))
-    values = np.random.default_rng(4).standard_normal((columns, 200)) / 512
-    x, parent = f32_to_bf16(values.astype(np.float32)), (2 * width + 32, 200)
-    k_blocks = padded_width(width) // BLOCK_FEATURES
-    image = np.full(image_bytes(columns, width) // 2, 0x7FC1, np.uint16)
-
-    got, sums = coded(
-        Coded(format, column_blocks, 3, band=2), Ending.GATED, Output.BF16, x, parent,
-        slice(16, 16 + 2 * width), image, 0, blocks, out_width=k_blocks,
-    )  # fmt: skip
-
-    gate, up = np.split(bf16_to_f32(f32_to_bf16(sums)).astype(np.float64), 2, axis=1)
-    with np.errstate(over="ignore"):
-        expected = f32_to_bf16((gate / (1 + np.exp(-gate)) * up).astype(np.float32))
-    places = image_of(np.arange(1, columns * width + 1, dtype=np.uint16).reshape(columns, width))
-    order = np.argsort(places.view(np.uint16), kind="stable")[-columns * width :]
-    found, wanted = bf16_to_f32(got[order]), bf16_to_f32(expected).reshape(-1)
-    expect_close(found, wanted)
-    assert np.mean(found == wanted) > 0.97  # others are at the edge of a rounding
-    assert np.all(np.delete(got, order) == 0x7FC1)
 
 
 @pytest.mark.parametrize("band", [1, 2, 4, 8])
@@ -198,13 +153,14 @@ def test_numbers_of_tiles_go_through_bands_row_by_row(
 
 
 @pytest.mark.parametrize(
-    ("column_blocks", "num_rows"), [(2, 112), pytest.param(1, 144, marks=pytest.mark.slow)]
+    ("tile_columns", "num_rows"),
+    [(256, 112), (64, 112), pytest.param(128, 144, marks=pytest.mark.slow)],
 )
-def test_added_products(column_blocks: int, num_rows: int) -> None:
+def test_added_products(tile_columns: int, num_rows: int) -> None:
     x, before = words(3, 70, 128), words(5, 70, num_rows)
 
     got, exact = coded(
-        Coded(TensorFormat.Q4, column_blocks, 3), Ending.ADD, Output.ADD, x, (num_rows, 128),
+        Coded(TensorFormat.Q4, tile_columns, 3), Ending.ADD, Output.ADD, x, (num_rows, 128),
         slice(0, num_rows), before.copy(), 0, 1,
     )  # fmt: skip
 
@@ -212,15 +168,15 @@ def test_added_products(column_blocks: int, num_rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "stop"),
+    ("output", "stop", "tile_columns"),
     [
-        (Output.BF16, 101),
-        (Output.ADD, 101),
-        (Output.F32, 136),  # of two tiles
-        *(pytest.param(o, 136, marks=pytest.mark.slow) for o in (Output.BF16, Output.ADD)),
+        (Output.BF16, 101, 128),
+        (Output.ADD, 101, 64),
+        (Output.F32, 136, 128),  # of two tiles
+        *(pytest.param(o, 136, 128, marks=pytest.mark.slow) for o in (Output.BF16, Output.ADD)),
     ],
 )
-def test_products_of_any_extent(output: Output, stop: int) -> None:
+def test_products_of_any_extent(output: Output, stop: int, tile_columns: int) -> None:
     x = words(6, 5, 128)
     is_f32 = output is Output.F32
     before: npt.NDArray[Any] = words(8, 5, 137)
@@ -228,7 +184,7 @@ def test_products_of_any_extent(output: Output, stop: int) -> None:
         before = bf16_to_f32(before)
 
     got, exact = coded(
-        Coded(TensorFormat.Q6, 1, 3), Ending.ANY, output, x, (150, 128), slice(5, stop),
+        Coded(TensorFormat.Q6, tile_columns, 3), Ending.ANY, output, x, (150, 128), slice(5, stop),
         before.copy(), 3, 1,
     )  # fmt: skip
 

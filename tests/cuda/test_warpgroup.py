@@ -13,9 +13,9 @@ from ninfer.cuda.kernel_source import Kernel, Param, source_digest
 from ninfer.cuda.module import TARGETS, build, complaints, suits
 from ninfer.errors import InvariantError
 from ninfer.kernels.cuda import coded_linear
-from ninfer.kernels.cuda.coded_linear import large_tiles
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
+from ninfer.kernels.cuda.coded_turns import tiles_of
 from ninfer.tensor import TensorFormat
 from tests.cuda.test_ptx import LITERALS
 
@@ -75,7 +75,7 @@ def test_sums_that_are_touched_between_products_are_refused() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        make_coded_product(large_tiles(TensorFormat.Q4), Ending.BF16),
+        make_coded_product(tiles_of(TensorFormat.Q4, 256), Ending.BF16),
         *(
             pytest.param(kernel, marks=pytest.mark.slow)
             for kernel in coded_linear.declared()

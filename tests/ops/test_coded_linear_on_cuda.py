@@ -155,12 +155,50 @@ def test_cut_products_have_the_same_bits(
     format: TensorFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ninfer.kernels.cuda import coded_linear
+    from ninfer.kernels.cuda.coded_turns import Part, tiles_of
 
-    shape = (1104, 512)
+    shape = (1104, 512)  # 69 stored tiles of rows
     payload = random_payload(np.random.default_rng(7), format, *shape)
     x = columns(8, 700, shape[1])
     whole = product(format, payload, shape, x)
+    large, small, narrow = (tiles_of(format, wide) for wide in (256, 128, 64))
+    plans = (
+        *((Part(tiles, 0, 69),) for tiles in (large, small, narrow)),
+        (Part(large, 0, 32), Part(narrow, 32, 37)),
+        (Part(narrow, 0, 8), Part(large, 8, 8), Part(small, 16, 53)),
+    )
 
-    for tiles in (coded_linear.large_tiles, coded_linear.small_tiles):
-        monkeypatch.setattr(coded_linear, "shape_for", lambda f, *sizes, tiles=tiles: tiles(f))
+    for parts in plans:
+        monkeypatch.setattr(coded_linear, "plan", lambda *sizes, parts=parts: (parts,))
         np.testing.assert_array_equal(product(format, payload, shape, x), whole)
+
+
+@pytest.mark.parametrize("num_columns", [300, 2048])
+def test_products_that_follow_one_another_are_complete_and_have_the_bits_of_those_alone(
+    num_columns: int,
+) -> None:
+    width, formats = 1024, (TensorFormat.BF16, TensorFormat.W8, TensorFormat.Q4, TensorFormat.BF16)
+    rows, rng = (40, 1024, 9216, 257), np.random.default_rng(9)
+    payloads = [random_payload(rng, f, n, width) for f, n in zip(formats, rows, strict=True)]
+    x = columns(10, num_columns, width)
+    alone = [
+        product(format, payload, (count, width), x, dtype=DType.BF16, margin=0)
+        for format, payload, count in zip(formats, payloads, rows, strict=True)
+    ]
+    with CudaBench(nbytes=1 << 28) as bench:
+        weights = [
+            bench.matrix(format, payload, count, width)
+            for format, payload, count in zip(formats, payloads, rows, strict=True)
+        ]
+        outs = [bench.out((num_columns, count), DType.BF16) for count in rows]
+        # What reads an output next waits for the last product of the group only.
+        read = bench.out_columns(num_columns, rows[2])
+
+        products = [(weight, out, 0) for weight, out in zip(weights, outs, strict=True)]
+        linear.project_all(bench.ctx, bench.in_columns(x), products)
+        linear.pack(bench.ctx, outs[2], read)
+
+        bench.check()
+        for out, expected in zip(outs, alone, strict=True):
+            np.testing.assert_array_equal(bench.read_activations(out), expected)
+        np.testing.assert_array_equal(bench.read_columns(read), alone[2])

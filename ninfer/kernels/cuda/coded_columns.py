@@ -12,7 +12,7 @@ from numba import cuda, int32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.coded_shape import Coded
-from ninfer.kernels.cuda.column_image import BLOCK_BYTES
+from ninfer.kernels.cuda.column_image import BLOCK_BYTES, BLOCK_FEATURES
 
 LAG: Final = 2
 """Stages between the one being multiplied and the one whose place is filled."""
@@ -40,8 +40,8 @@ def make_place(shape: Coded) -> Any:
 
 
 def _make_seek(shape: Coded) -> Any:
-    """Where the columns of a tile begin: addresses of its one or two blocks."""
-    column_blocks, place = shape.column_blocks, make_place(shape)
+    """Where the columns of a tile begin: addresses of its parts of one or two blocks."""
+    tile_columns, place, column_bytes = shape.tile_columns, make_place(shape), BLOCK_FEATURES * 2
 
     @device_function
     def seek(
@@ -54,8 +54,11 @@ def _make_seek(shape: Coded) -> Any:
         ahead: Array,
     ) -> None:
         column, _ = place(tile, column_tiles, row_blocks)
-        block = column * int32(column_blocks)
+        first = column * int32(tile_columns)
+        block = first >> int32(7)
         ahead[0] = columns + uint64(block) * pitch
+        if tile_columns < 128:
+            ahead[0] += uint64(first & int32(127)) * uint64(column_bytes)
         # The second block may have no columns: it is multiplied in vain.
         ahead[1] = columns + uint64(min(block + int32(1), last)) * pitch
 
@@ -65,13 +68,14 @@ def _make_seek(shape: Coded) -> Any:
 def _make_ask(shape: Coded) -> Any:
     """Copies of one stage; their sources move on."""
     stage_bytes, full_at, column_blocks = shape.stage_bytes, shape.full_at, shape.column_blocks
+    copy_bytes = shape.copy_bytes
 
     @device_function
     def ask(ring: Address, slot: Index, ahead: Array) -> None:
         full = ring + uint32(full_at) + slot * uint32(8)
         to = ring + slot * uint32(stage_bytes)
         warpgroup.expect_bytes(full, uint32(stage_bytes))
-        warpgroup.copy_bulk(to, ahead[0], uint32(BLOCK_BYTES), full)
+        warpgroup.copy_bulk(to, ahead[0], uint32(copy_bytes), full)
         ahead[0] += uint64(BLOCK_BYTES)
         if column_blocks == 2:
             warpgroup.copy_bulk(to + uint32(BLOCK_BYTES), ahead[1], uint32(BLOCK_BYTES), full)

@@ -1,7 +1,8 @@
 """Launcher of products of many columns with stored weights on Hopper.
 
-Columns are read where they lie, as an image (`column_image`). Into which tiles a product is cut
-changes no bit of it.
+Columns are read where they lie, as an image (`column_image`). Products of the same columns follow
+one another without waiting, the largest first, in the tiles that `coded_turns` plans. How a product
+is cut, and into which tiles, changes no bit of it.
 """
 
 from collections.abc import Sequence
@@ -11,41 +12,15 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
-from ninfer.kernels.cuda.coded_shape import Coded
+from ninfer.kernels.cuda.coded_turns import NARROWEST, Request, plan, shapes_for
 from ninfer.kernels.cuda.column_image import BLOCK_FEATURES
-from ninfer.kernels.cuda.fragments import PADDING
 from ninfer.kernels.cuda.launch import blocks_for
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.weight_layout import TILE_ROWS, WeightLayout
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS, WeightLayout
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
-from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
+from ninfer.tensor import LinearInput, Matrix, Tensor
 
-_SMALL_COST: Final = 0.75  # of a tile of 128 columns, in tiles of 256, as measured
-# 64 words of operands beside sums of 256 columns leave no registers to gate them.
-_GATED_FORMATS: Final = frozenset(PAIR_FORMATS) - {TensorFormat.BF16}
 _ENDING_ALIGNMENT: Final = 8  # elements of one piece of 16 bytes
-
-
-def large_tiles(format: TensorFormat) -> Coded:
-    """128 weight rows x 256 columns."""
-    return Coded(format, column_blocks=2, stages=6, band=4)
-
-
-def small_tiles(format: TensorFormat) -> Coded:
-    """128 weight rows x 128 columns, where larger ones leave multiprocessors idle."""
-    return Coded(format, column_blocks=1, stages=8, band=8)
-
-
-def shape_for(
-    format: TensorFormat, row_tiles: int, num_columns: int, ending: Ending, multiprocessors: int
-) -> Coded:
-    """Tiles that end first; the bits of a product do not depend on the choice."""
-    large, small = large_tiles(format), small_tiles(format)
-    turns = [blocks_for(s.tiles(row_tiles, num_columns), multiprocessors) for s in (large, small)]
-    # Sums of 256 columns leave no registers for an ending of any extent.
-    if ending is Ending.ANY or turns[1] * _SMALL_COST < turns[0]:
-        return small
-    return large
 
 
 def ending_for(out: Tensor, weight: Matrix, first_column: int, output: Output) -> Ending:
@@ -57,6 +32,14 @@ def ending_for(out: Tensor, weight: Matrix, first_column: int, output: Output) -
     return Ending.ADD if output is Output.ADD else Ending.BF16
 
 
+def request_of(weight: Matrix, out: Tensor, first_column: int, output: Output) -> Request:
+    """What a plan has to know of a product."""
+    row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS)
+    row_tiles -= weight.first_row // TILE_ROWS
+    ending = ending_for(out, weight, first_column, output)
+    return Request(weight.format, row_tiles, ending)
+
+
 def multiply_coded(
     stream: CudaStream, x: LinearInput, products: Sequence[tuple[Matrix, Tensor, int, Output]]
 ) -> None:
@@ -65,77 +48,48 @@ def multiply_coded(
     Args:
         stream: where.
         x: the columns.
-        products: weight, output, column of the output where the first row goes, what happens.
+        products: weight, output, column of the output where the first row goes, what happens; what
+            one writes another neither reads nor writes.
     """
-    for product in products:
-        _multiply(stream, x, *product)
-
-
-def is_gateable(gate_up: Matrix) -> bool:
-    """Whether `multiply_gated` takes a weight: whole tiles, and no padding behind its features."""
-    is_whole = gate_up.first_row % TILE_ROWS == 0 and gate_up.num_rows % (2 * PADDING) == 0
-    return is_whole and gate_up.format in _GATED_FORMATS
-
-
-def multiply_gated(stream: CudaStream, x: LinearInput, gate_up: Matrix, out: LinearInput) -> None:
-    """Enqueue products of the columns of an image that are gated into another one."""
-    k_blocks = out.width // BLOCK_FEATURES
-    _enqueue(stream, x, gate_up, Ending.GATED, (out.storage.address, k_blocks, 0, Output.BF16))
-
-
-def _multiply(
-    stream: CudaStream,
-    x: LinearInput,
-    weight: Matrix,
-    out: Tensor,
-    first_column: int,
-    output: Output,
-) -> None:
-    """Enqueue one product."""
-    ending = ending_for(out, weight, first_column, output)
-    _enqueue(stream, x, weight, ending, (out.address, out.shape[1], first_column, output))
-
-
-def _enqueue(
-    stream: CudaStream,
-    x: LinearInput,
-    weight: Matrix,
-    ending: Ending,
-    target: tuple[int, int, int, Output],
-) -> None:
-    """Enqueue a product; ``target``: address of the output, its width, first column, what to do."""
-    layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
-    row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS)
-    row_tiles -= weight.first_row // TILE_ROWS
-    shape = shape_for(weight.format, row_tiles, x.num_columns, ending, stream.num_multiprocessors)
-    address, width, first_column, output = target
-    stream.launch(
-        make_coded_product(shape, ending),
-        shape.grid(row_tiles, x.num_columns, stream.num_multiprocessors),
-        (
-            weight.storage.address,
-            x.storage.address,
-            address,
-            layout.k_tiles,
-            layout.row_tiles,
-            weight.first_row,
-            weight.num_rows,
-            x.num_columns,
-            width,
-            first_column,
-            int(output),
-        ),
-    )
+    ordered = sorted(products, key=lambda product: -product[0].num_rows)
+    requests = tuple(request_of(*product) for product in ordered)
+    k_blocks = blocks_for(x.width, TILE_FEATURES) * (TILE_FEATURES // BLOCK_FEATURES)
+    columns = blocks_for(x.num_columns, NARROWEST) * NARROWEST  # fewer plans to make
+    plans = plan(requests, k_blocks, columns, stream.num_multiprocessors)
+    follows = 0
+    for (weight, out, first_column, output), (*_, ending), parts in zip(
+        ordered, requests, plans, strict=True
+    ):
+        layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
+        for shape, first_tile, row_tiles in parts:
+            # Rows of the first tile may lie before the view's first one.
+            skipped = max(0, TILE_ROWS * first_tile - weight.first_row % TILE_ROWS)
+            stop = TILE_ROWS * (first_tile + row_tiles) - weight.first_row % TILE_ROWS
+            stream.launch(
+                make_coded_product(shape, ending),
+                shape.grid(row_tiles, x.num_columns, stream.num_multiprocessors),
+                (
+                    weight.storage.address,
+                    x.storage.address,
+                    out.address,
+                    layout.k_tiles,
+                    layout.row_tiles,
+                    weight.first_row + skipped,
+                    min(stop, weight.num_rows) - skipped,
+                    x.num_columns,
+                    out.shape[1],
+                    first_column + skipped,
+                    int(output),
+                    follows,
+                ),
+            )
+            follows = 1
 
 
 def declared() -> tuple[Kernel, ...]:
     """Kernels of every product."""
-    kernels = []
+    kernels: list[Kernel] = []
     for format in PAIR_FORMATS:
         for ending in Ending:
-            if ending is Ending.GATED and format not in _GATED_FORMATS:
-                continue
-            kernels.append(make_coded_product(small_tiles(format), ending))
-            if ending is not Ending.ANY:
-                kernels.append(make_coded_product(large_tiles(format), ending))
+            kernels += [make_coded_product(shape, ending) for shape in shapes_for(format, ending)]
     return tuple(kernels)

@@ -8,12 +8,13 @@ more, two blocks behind the one that is being multiplied, so that it hardly ever
 The weights are the left operand, which warpgroups take from registers in the order of m16n8k16,
 and that is the order in which tiles are stored (`weight_layout`): no weight passes through shared
 memory, and none is expanded in memory. Codes are exact in f32 and so is a code times its scale: a
-value is rounded once. While the tensor cores multiply one block the warps decode the next. Of gate
-and up rows that are gated at the end, a warp has half a tile of either (`coded_gate`).
+value is rounded once. While the tensor cores multiply one block the warps decode the next.
 
 A block of the grid stays and takes one tile of products after the other; tiles are numbered in
 bands of neighbouring columns, so that those which run together share weights in the second-level
-cache. An element's sum is that of 16-feature products in a fixed order of K, whatever the tile: its
+cache. A product that follows another one of the same columns (``follows``) does not wait for it, so
+that multiprocessors that have no tile left take those of the next product; it ends after it. An
+element's sum is that of 16-feature products in a fixed order of K, whatever the tile: its
 bits depend on (format, K) only. Bound by the tensor cores.
 """
 
@@ -26,7 +27,6 @@ from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.coded_columns import make_place, make_refill, make_start
-from ninfer.kernels.cuda.coded_gate import make_lane
 from ninfer.kernels.cuda.coded_output import Ending, make_ending
 from ninfer.kernels.cuda.coded_shape import WARPS, Coded
 from ninfer.kernels.cuda.coded_weights import EXTRA_WORDS, lane_words, make_decode, make_load
@@ -58,6 +58,7 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
         out_width: int,
         first_column: int,
         mode: int,
+        follows: int,
     ) -> None:
         shared = cuda.shared.array(0, uint64)
         ring = (ptx.shared_address(shared) + uint32(1023)) & uint32(0xFFFFFC00)
@@ -69,7 +70,6 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
                 warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(WARPS))
             warpgroup.publish_barriers()
         cuda.syncthreads()
-        ptx.release_successor()
         consume(
             ring,
             warp,
@@ -84,13 +84,14 @@ def make_coded_product(shape: Coded, ending: Ending) -> Kernel:
             out_width,
             first_column,
             mode,
+            follows,
         )
 
     name = f"coded_{shape.format.name.lower()}_{ending.name.lower()}_{shape.tile_columns}"
     return Kernel(
         f"{name}_{stages}_{shape.band}",
         coded_product,
-        (Param.ADDRESS,) * 3 + (Param.I32,) * 8,
+        (Param.ADDRESS,) * 3 + (Param.I32,) * 9,
         threads=WARPS * WARP,
         max_registers=255,
         dynamic_shared_bytes=shape.shared_bytes,
@@ -162,7 +163,6 @@ def _make_walk(shape: Coded) -> Any:
         parity: Index,
         at: Address,
         next_at: Address,
-        apart: Address,
         k_tiles: Index,
         lane: Index,
         total: Array,
@@ -186,9 +186,9 @@ def _make_walk(shape: Coded) -> Any:
                 at = next_at
             # Of the tile at hand, the first half of the features is decoded already.
             if is_split:
-                load(at, apart, lane, 0, now, extra)
+                load(at, lane, 0, now, extra)
             else:
-                load(at, apart, lane, 0, then, more)
+                load(at, lane, 0, then, more)
             step(ring, slot, parity, k == 0, lane, total, even)
             refill(
                 ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
@@ -196,7 +196,7 @@ def _make_walk(shape: Coded) -> Any:
             slot, parity = _advance(slot, parity, stages)
             decode(now, extra, 1, odd)
             if is_split:
-                load(at, apart, lane, 1, now, extra)
+                load(at, lane, 1, now, extra)
             step(ring, slot, parity, 0, lane, total, odd)
             refill(
                 ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
@@ -213,55 +213,36 @@ def _make_walk(shape: Coded) -> Any:
     return walk
 
 
-def _make_tile_address(format: TensorFormat, is_gated: bool) -> Any:
-    """Where the first of a warp's stored tiles lies; rows behind the last read the last.
-
-    Of gate and up a warp has half a tile of either: `_make_apart` says how far up lies from gate.
-    """
+def _make_tile_address(format: TensorFormat) -> Any:
+    """Where the first of a row's stored tiles lies; rows behind the last read the last."""
     tile_bytes = PAIR_FORMATS[format].tile_bytes
-    record_bytes = tile_bytes // 2
 
     @device_function
-    def tile_address(
-        weights: Address, warp: Index, first_tile: Index, row: Index, parent_tiles: Index,
-        k_tiles: Index,
-    ) -> Address:  # fmt: skip
-        if is_gated:
-            stored = first_tile + row * int32(4) + (warp >> int32(1))
-            weights += uint64(warp & int32(1)) * uint64(record_bytes)
-        else:
-            stored = min(first_tile + row * int32(8) + warp, parent_tiles - int32(1))
-        return weights + uint64(stored) * uint64(k_tiles) * uint64(tile_bytes)
+    def tile_address(weights: Address, row: Index, parent_tiles: Index, k_tiles: Index) -> Address:
+        place = uint64(min(row, parent_tiles - int32(1))) * uint64(k_tiles)
+        return weights + place * uint64(tile_bytes)
 
     return tile_address
 
 
-def _make_apart(format: TensorFormat, is_gated: bool) -> Any:
-    """Bytes from the record of a warp's upper rows to that of its lower ones."""
-    tile_bytes = PAIR_FORMATS[format].tile_bytes
-    record_bytes = tile_bytes // 2
-
-    @device_function
-    def apart(num_rows: Index, k_tiles: Index) -> Address:
-        if is_gated:
-            return uint64(num_rows >> int32(5)) * uint64(k_tiles) * uint64(tile_bytes)
-        return uint64(record_bytes)
-
-    return apart
+@device_function
+def _begin(follows: Index) -> None:
+    """The columns are complete; for a product that follows they are when it starts."""
+    if follows == 0:
+        ptx.wait_for_predecessor()
+    ptx.release_successor()
 
 
 def _make_consume(shape: Coded, ending: Ending) -> Any:
     """A warp: its 16 weight rows of every tile."""
-    format, column_blocks, staging_at = shape.format, shape.column_blocks, shape.staging_at
-    tile_columns, num_sums = shape.tile_columns, shape.tile_columns // 2
-    is_gated = ending is Ending.GATED
-    take_lane, tile_address = make_lane(is_gated=is_gated), _make_tile_address(format, is_gated)
-    find_apart, release = _make_apart(format, is_gated), _make_release(shape)
+    format, staging_at, tile_columns = shape.format, shape.staging_at, shape.tile_columns
+    tile_bits, num_sums = tile_columns.bit_length() - 1, tile_columns // 2
+    tile_address, release = _make_tile_address(format), _make_release(shape)
     words, is_split = lane_words(format).words, lane_words(format).is_split
     load, decode = make_load(format), make_decode(format)
     find, walk, start = make_place(shape), _make_walk(shape), make_start(shape)
     finish = warpgroup.finish_products(tile_columns)
-    write = make_ending(ending, column_blocks)
+    write = make_ending(ending, tile_columns)
 
     @device_function
     def consume(
@@ -278,25 +259,26 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         out_width: Index,
         first_column: Index,
         mode: Index,
+        follows: Index,
     ) -> None:
-        column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(6 + column_blocks)
+        column_tiles = (num_columns + int32(tile_columns - 1)) >> int32(tile_bits)
         row_blocks = ((first_row + num_rows + int32(15)) >> int32(4)) - (first_row >> int32(4))
         row_blocks = (row_blocks + int32(7)) >> int32(3)
         last = (num_columns - int32(1)) >> int32(7)
-        lane = take_lane(int32(cuda.threadIdx.x) & int32(31))
-        first_tile, apart = first_row >> int32(4), find_apart(num_rows, k_tiles)
+        lane = int32(cuda.threadIdx.x) & int32(31)
+        first_tile = (first_row >> int32(4)) + warp
         total = cuda.local.array(num_sums, float32)
         now, extra = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
         even = cuda.local.array(16, uint32)
         ahead, place = cuda.local.array(2, uint64), cuda.local.array(3, int32)
         tile, slot, parity = int32(cuda.blockIdx.x), uint32(0), uint32(0)
         column, row = find(tile, column_tiles, row_blocks)
-        at = tile_address(weights, warp, first_tile, row, parent_tiles, k_tiles)
+        at = tile_address(weights, first_tile + row * int32(8), parent_tiles, k_tiles)
         # Weights are constants: they are read before the predecessor has ended.
-        load(at, apart, lane, 0, now, extra)
+        load(at, lane, 0, now, extra)
         if is_split:
-            load(at, apart, lane, 1, now, extra)
-        ptx.wait_for_predecessor()
+            load(at, lane, 1, now, extra)
+        _begin(follows)
         start(ring, columns, column_tiles, row_blocks, last, k_tiles * int32(2), ahead, place)
         decode(now, extra, 0, even)
         while tile < column_tiles * row_blocks:
@@ -304,7 +286,8 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
             next_column, next_row = column, row
             if following < column_tiles * row_blocks:
                 next_column, next_row = find(following, column_tiles, row_blocks)
-            next_at = tile_address(weights, warp, first_tile, next_row, parent_tiles, k_tiles)
+            target = first_tile + next_row * int32(8)
+            next_at = tile_address(weights, target, parent_tiles, k_tiles)
             for i in range(num_sums):
                 total[i] = float32(0.0)
             slot, parity = walk(
@@ -313,7 +296,6 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
                 parity,
                 at,
                 next_at,
-                apart,
                 k_tiles,
                 lane,
                 total,
@@ -344,5 +326,7 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
                 mode,
             )
             tile, column, row = following, next_column, next_row
+        # Whoever waits for this product waits for those that it has run beside as well.
+        ptx.wait_for_predecessor()
 
     return consume

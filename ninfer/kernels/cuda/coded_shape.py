@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ninfer.kernels.cuda.coded_output import STAGING_BYTES
-from ninfer.kernels.cuda.column_image import BLOCK_BYTES, BLOCK_COLUMNS
+from ninfer.kernels.cuda.column_image import BLOCK_COLUMNS, BLOCK_FEATURES
 from ninfer.kernels.cuda.launch import blocks_for
 from ninfer.tensor import TensorFormat
 
@@ -20,25 +20,30 @@ class Coded:
 
     Attributes:
         format: of the weight.
-        column_blocks: blocks of 128 columns in a tile, 1 or 2.
+        tile_columns: columns of a tile: 64, 128 or 256.
         stages: blocks of 64 features in the ring, three at least.
         band: column tiles that are numbered together.
     """
 
     format: TensorFormat
-    column_blocks: int = 2
+    tile_columns: int = 256
     stages: int = 6
     band: int = 4
 
     @property
-    def tile_columns(self) -> int:
-        """Columns of a tile."""
-        return self.column_blocks * BLOCK_COLUMNS
+    def column_blocks(self) -> int:
+        """Blocks of an image, each of 128 columns, that a tile takes columns of."""
+        return blocks_for(self.tile_columns, BLOCK_COLUMNS)
+
+    @property
+    def copy_bytes(self) -> int:
+        """What a tile takes of a block, in one piece."""
+        return min(self.tile_columns, BLOCK_COLUMNS) * BLOCK_FEATURES * 2
 
     @property
     def stage_bytes(self) -> int:
         """The columns of one stage."""
-        return self.column_blocks * BLOCK_BYTES
+        return self.column_blocks * self.copy_bytes
 
     @property
     def staging_at(self) -> int:
