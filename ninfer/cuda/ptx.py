@@ -136,6 +136,12 @@ load_f32_if = define(
     [_U64, _U32],
     is_ordered=True,
 )
+fresh_u32_if = define(  # `fresh_i32` in the same way
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.u32 $0, 0; @p ld.relaxed.gpu.global.u32 $0, [$1]; }",
+    [_U32],
+    [_U64, _U32],
+    is_ordered=True,
+)
 
 # Global stores and integer reductions.
 store_u32x4 = define(
@@ -193,6 +199,9 @@ divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 largest_of_warp = define("redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
 smallest_of_warp = define("redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
+matching_lanes = define(  # those of the warp whose word is the same
+    "match.any.sync.b32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
+)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
 bf16x2_of_f32 = define(  # the first argument becomes the lower half
@@ -247,6 +256,7 @@ put_shared_f32x2 = define(
 put_shared_u32x2 = define(
     "st.shared.v2.u32 [$0], {$1,$2};", [], [_U32, _U32, _U32], is_ordered=True
 )
+add_shared_u32 = define("red.shared.add.u32 [$0], $1;", [], [_U32, _U32], is_ordered=True)
 put_shared_u32x4 = define("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U32] * 5, is_ordered=True)
 
 # Asynchronous copies of 16 (or 8, 4) bytes: global memory to shared; of a size of 0 nothing is

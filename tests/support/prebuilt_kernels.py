@@ -45,6 +45,7 @@ def test_variants() -> tuple[Kernel, ...]:
             for format in PAIR_FORMATS
         ),
         make_plan(16),
+        make_plan(1000),
         make_gate_ranked(TensorFormat.Q4, 16, 16),
         *(
             make_down_ranked(format, 4, TensorFormat.W8, 4, 16)

@@ -21,6 +21,7 @@ import pytest
 from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.counting_threads import counting_instructions
 from tests.support.matrix_threads import matrix_instructions
 from tests.support.plain_types import use_plain_types
 from tests.support.swizzled_rows import rows_of, turned_rows_of
@@ -272,15 +273,12 @@ def _intrinsics(block: _Block) -> SimpleNamespace:
 
         return store
 
-    def load_u32_if(address: Any, mask: Any) -> Any:
-        return block.load(address, np.uint32) if mask else np.uint32(0)
-
     return SimpleNamespace(
         **made,
         **matrix_instructions(block, _WAIT_S),
         **vote_instructions(block, _WAIT_S),
+        **counting_instructions(block, _WAIT_S),
         load_i32=lambda address: block.load(address, np.int32),
-        load_u32_if=load_u32_if,
         copy_async_16=block.copy_async,
         close_copies=block.close_copies,
         wait_copies_0=lambda: block.wait_copies(0),

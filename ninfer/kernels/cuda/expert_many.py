@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
-from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, make_plan, max_entries
+from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, make_plan, max_entries, plan_grid
 from ninfer.kernels.cuda.expert_rows import THREADS, make_combine, make_rows
 from ninfer.kernels.cuda.expert_wide import BLOCK_ROWS, ExpertWide, make_expert_wide, most_columns
 from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS
@@ -82,7 +82,7 @@ def many(
     parts = _carve(stream.scratch.address, num_tokens, chosen, hidden, width, entries)
     stream.launch(
         make_plan(num_experts),
-        (1, 1, 1),
+        plan_grid(experts.size, num_experts),
         (experts.address, parts.plan, parts.order, experts.size, entries, columns),
     )
     stream.launch(

@@ -22,7 +22,13 @@ from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import down_kernel, slots_each
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, tiles_of_block
-from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, MAX_EXPERTS, make_plan, max_entries
+from ninfer.kernels.cuda.expert_plan import (
+    ENTRY_BYTES,
+    MAX_EXPERTS,
+    make_plan,
+    max_entries,
+    plan_grid,
+)
 from ninfer.kernels.cuda.expert_rank import MAX_CHOSEN, make_rank, make_rank_and_gate
 from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS, padded_width
 from ninfer.kernels.cuda.launch import WARP, BlockParts, KernelShapes, block_parts, blocks_for
@@ -224,7 +230,7 @@ def _few(
     if is_listed:
         blocks = max_entries(experts.size, num_experts, _ENTRY_COLUMNS)
         args = (experts.address, plan, order, experts.size, blocks, _ENTRY_COLUMNS)
-        stream.launch(make_plan(num_experts), (1, 1, 1), args)
+        stream.launch(make_plan(num_experts), plan_grid(experts.size, num_experts), args)
     most = tiles_of_block(num_tokens)
     stages = gate_stages(gate_up.format, _k_tiles(hidden), most, stream.shared_bytes)
     stream.launch(

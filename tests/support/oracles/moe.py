@@ -35,3 +35,17 @@ def expert_sum(
             gate, up = both[:width], both[width:]
             out[t] += weight * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
     return out
+
+
+def expert_plan(
+    choices: npt.NDArray[np.int32], num_experts: int, columns: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Entries (expert, first place, count) of at most ``columns``, and the order of choices."""
+    order = np.argsort(choices.reshape(-1), kind="stable").astype(np.int32)
+    entries, start = [], 0
+    for expert, count in enumerate(np.bincount(choices.reshape(-1), minlength=num_experts)):
+        each = int(np.ceil(count / max(1, np.ceil(count / columns))))
+        for done in range(0, int(count), max(1, each)):
+            entries.append((expert, start + done, min(each, int(count) - done)))
+        start += int(count)
+    return np.array(entries, np.int32).reshape(-1, 3), order
