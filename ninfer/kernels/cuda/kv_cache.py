@@ -4,17 +4,17 @@
     plane row (page, head, offset) <- k or v              bf16, or int8 codes with f16 scales
 
 One warp owns one head of one column and each lane consecutive components, so that norm, rotation
-and group maxima are shuffles; a key's warp also stores its value. Traffic is the projected row once
-and the written rows once. Sums are f32 butterflies; the angle is an f32 product reduced in f64, so
-that no slow path with local memory is compiled in. Int8 follows the artifact encoder: scale =
-f16(maxabs / 127), code = nearest(x * (1 / scale)).
+and group maxima are shuffles; a key's warp also stores its value. The heads of a block turn by the
+same angles: a thread for each makes their cosines and sines (`rotary`) before the heads are there,
+and they go through shared memory. Traffic is the projected row once and the written rows once. Sums
+are f32 butterflies. Int8 follows the artifact encoder: scale = f16(maxabs / 127), code = nearest(x
+* (1 / scale)).
 """
 
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-from numba import cuda, float32, float64, int32, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -23,16 +23,15 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.device_functions import lower_bf16, warp_sum
 from ninfer.kernels.cuda.launch import WARP, KernelShapes, blocks_for
+from ninfer.kernels.cuda.rotary import make_ask_angle, make_put_angle, make_rotate
 from ninfer.kernels.operand_groups import KvPlanes, Rope
 from ninfer.tensor import DType, Tensor
 
 PAGE_TOKENS: Final = 64
 
-_WARPS: Final = 8  # heads of one block
+_WARPS: Final = 8  # most heads of one block
 _GROUP: Final = 64
 _LARGEST_F16: Final = 65504.0
-_TURN_HIGH: Final = 1.5707963267948966  # pi / 2 in two parts
-_TURN_LOW: Final = 6.123233995736766e-17
 
 
 def append(
@@ -60,10 +59,13 @@ def append(
         head_dim, rope.rotary_dim, rope.theta, rope.section, kv.keys.dtype is DType.I8
     )
     num_kv_heads = kv.keys.shape[1]
+    blocks = blocks_for(num_heads + num_kv_heads, _WARPS)
+    warps = blocks_for(num_heads + num_kv_heads, blocks)
+    warps = max(warps, blocks_for(rope.rotary_dim // 2, WARP))
     scales = (kv.key_scales, kv.value_scales)
     stream.launch(
         kernel,
-        (num_tokens, blocks_for(num_heads + num_kv_heads, _WARPS), 1),
+        (num_tokens, blocks, 1),
         (
             projected.address,
             query_norm.address,
@@ -82,6 +84,7 @@ def append(
             kv.block_table.shape[1],
             eps,
         ),
+        threads=WARP * warps,
     )
 
 
@@ -93,40 +96,6 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         )
         for is_int8 in (False, True)
     )
-
-
-def rope_tables(rotary_dim: int, theta: float, section: tuple[int, int, int]) -> tuple[Any, Any]:
-    """Frequency (f32) and position axis (i32) of each rotated pair."""
-    index = np.arange(rotary_dim // 2)
-    frequencies = (theta ** (-2.0 * index / rotary_dim)).astype(np.float32)
-    axes = np.zeros(len(index), np.int32)
-    for axis in (1, 2):
-        axes[(index % 3 == axis) & (index < 3 * section[axis])] = axis
-    return frequencies, axes
-
-
-@device_function
-def cosine_sine(angle: Any) -> Any:
-    """Cosine and sine of an f32 angle of any size; errors of about one unit.
-
-    The quarter turn is taken out in f64; the rest, at most pi / 4, goes through the polynomials of
-    the Cephes library.
-    """
-    wide = float64(angle)
-    turns = ptx.nearest_f64(wide * float64(0.6366197723675814))
-    rest = float32((wide - turns * float64(_TURN_HIGH)) - turns * float64(_TURN_LOW))
-    square = rest * rest
-    sine = float32(-1.9515295891e-4) * square + float32(8.3321608736e-3)
-    sine = (sine * square + float32(-1.6666654611e-1)) * square * rest + rest
-    cosine = float32(2.443315711809948e-5) * square + float32(-1.388731625493765e-3)
-    cosine = (cosine * square + float32(4.166664568298827e-2)) * square * square
-    cosine = cosine + (float32(1.0) - float32(0.5) * square)
-    quadrant = int32(turns) & int32(3)
-    if quadrant & 1:
-        cosine, sine = -sine, cosine
-    if quadrant & 2:
-        cosine, sine = -cosine, -sine
-    return cosine, sine
 
 
 @device_function
@@ -156,7 +125,7 @@ def make_append(  # noqa: PLR0915 - one pass, whose head is a lane's registers
     section: tuple[int, int, int],
     is_int8: bool,
 ) -> Kernel:
-    """One warp per head; grid (columns, blocks of heads), block (256,); no barrier.
+    """One warp per head; grid (columns, blocks of heads), up to 256 threads; one barrier.
 
     Raises:
         ShapeError: a head or its rotated half is not split evenly over lanes.
@@ -167,9 +136,11 @@ def make_append(  # noqa: PLR0915 - one pass, whose head is a lane's registers
         raise ShapeError(f"heads of {head_dim} with {rotary_dim} rotated components")
     group_lanes = min(_GROUP, head_dim) // per_lane
     groups = -(-head_dim // _GROUP)
-    load = _make_load(per_lane)
-    turn = _make_turn(head_dim, rotary_dim, theta, section)
-    prepare = _make_prepare(head_dim, rotary_dim)
+    fetch, unpack = _make_fetch(per_lane), _make_unpack(per_lane)
+    words = _words_of(per_lane)
+    ask_angle = make_ask_angle(rotary_dim, theta, section)
+    put_angle, rotate = make_put_angle(rotary_dim), make_rotate(per_lane, rotary_dim)
+    normalise = _make_normalise(head_dim)
     store_query = _make_words_store(per_lane)
     store = _make_int8_store(per_lane, group_lanes, groups) if is_int8 else _make_store(per_lane)
     width = head_dim * 2
@@ -195,116 +166,114 @@ def make_append(  # noqa: PLR0915 - one pass, whose head is a lane's registers
         eps: float,
     ) -> None:
         ptx.release_successor()
-        column = cuda.blockIdx.x
-        lane = cuda.threadIdx.x & 31
-        head = cuda.blockIdx.y * _WARPS + (cuda.threadIdx.x >> 5)
+        angles = ptx.shared_address(cuda.shared.array(0, uint64))
+        column = int32(cuda.blockIdx.x)
+        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
+        head = int32(cuda.blockIdx.y) * int32(cuda.blockDim.x >> 5) + warp
+        num_turned = int32(num_heads + num_kv_heads)
         # Positions, tables and weights are those of before the round.
-        cosines = cuda.local.array(per_lane, float32)
-        sines = cuda.local.array(per_lane, float32)
-        w = cuda.local.array(per_lane, float32)
-        offset = uint64(lane * (2 * per_lane))
-        turn(cosines, sines, lane, rope_positions, num_tokens, column)
-        load((query_norm if head < num_heads else key_norm) + offset, w)
+        position, frequency = ask_angle(rope_positions, num_tokens, column)
+        offset = uint64(lane) * uint64(2 * per_lane)
+        norm, own = cuda.local.array(words, uint32), cuda.local.array(words, uint32)
+        value = cuda.local.array(words, uint32)
+        fetch((query_norm if head < num_heads else key_norm) + offset, norm)
         place = ptx.load_i32(positions + uint64(column) * uint64(4))
         table_row = ptx.load_i32(table_rows + uint64(column) * uint64(4))
-        entry = uint64(table_row) * uint64(table_width) + uint64(place >> 6)
-        page = ptx.load_i32(block_table + entry * uint64(4))
+        put_angle(angles, position, frequency)
         ptx.wait_for_predecessor()
-        if head < num_heads + num_kv_heads:
-            line = projected + uint64(column) * uint64(2 * (num_heads + num_kv_heads)) * uint64(
-                width
-            )
-            x = cuda.local.array(per_lane, float32)
-            load(line + uint64(head) * uint64(width) + offset, x)
-            prepare(x, w, cosines, sines, lane, eps)
+        line = projected + uint64(column) * uint64(2 * num_turned) * uint64(width) + offset
+        if head < num_turned:
+            fetch(line + uint64(head) * uint64(width), own)
+        if num_heads <= head < num_turned:
+            fetch(line + uint64(num_turned + head) * uint64(width), value)
+        cuda.syncthreads()
+        if head < num_turned:
+            page = int32(0)
+            if head >= num_heads:
+                entry = uint64(table_row) * uint64(table_width) + uint64(place >> 6)
+                page = ptx.load_i32(block_table + entry * uint64(4))
+            x, w = cuda.local.array(per_lane, float32), cuda.local.array(per_lane, float32)
+            unpack(own, x)
+            unpack(norm, w)
+            normalise(x, w, eps)
+            rotate(x, angles, lane)
             if head < num_heads:
                 target = uint64(column) * uint64(num_heads) + uint64(head)
                 store_query(queries + target * uint64(width) + offset, x)
             else:
-                kv_head = head - num_heads
-                row = (uint64(page) * uint64(num_kv_heads) + uint64(kv_head)) * uint64(64)
-                row += uint64(place & 63)
+                row = uint64(page) * uint64(num_kv_heads) + uint64(head - num_heads)
+                row = row * uint64(64) + uint64(place & 63)
                 store(keys + row * uint64(row_bytes), key_scales, row, lane, x)
-                value_head = 2 * num_heads + num_kv_heads + kv_head
-                load(line + uint64(value_head) * uint64(width) + offset, x)
+                unpack(value, x)
                 store(values + row * uint64(row_bytes), value_scales, row, lane, x)
 
     params = (Param.ADDRESS,) * 12 + (Param.I32,) * 4 + (Param.F32,)
     digits = f"{head_dim}_{rotary_dim}_{_number(theta)}_{'_'.join(str(n) for n in section)}"
     name = f"kv_append_{'int8' if is_int8 else 'bf16'}_{digits}"
-    return Kernel(name, append_head, params, threads=_WARPS * WARP, max_registers=96)
+    return Kernel(
+        name,
+        append_head,
+        params,
+        threads=_WARPS * WARP,
+        max_registers=64,
+        dynamic_shared_bytes=4 * rotary_dim,
+    )
 
 
-def _make_turn(head_dim: int, rotary_dim: int, theta: float, section: tuple[int, int, int]) -> Any:
-    """Function that gives the cosines and sines of a lane's components."""
+def _make_normalise(head_dim: int) -> Any:
+    """Function that normalises a head, spread over a warp, in place."""
     per_lane = head_dim // WARP
-    half_lanes = rotary_dim // 2 // per_lane
-    frequencies, axes = rope_tables(rotary_dim, theta, section)
 
     @device_function
-    def turn(
-        cosines: Any, sines: Any, lane: Any, rope_positions: Any, num_tokens: Any, column: Any
-    ) -> None:
-        frequency_table = cuda.const.array_like(frequencies)
-        axis_table = cuda.const.array_like(axes)
-        for i in range(per_lane):
-            cosines[i], sines[i] = float32(1.0), float32(0.0)
-        if lane < 2 * half_lanes:
-            own = lane if lane < half_lanes else lane - half_lanes
-            for i in range(per_lane):
-                pair = own * per_lane + i
-                at = axis_table[pair] * num_tokens + column
-                position = ptx.load_i32(rope_positions + uint64(at) * uint64(4))
-                cosines[i], sines[i] = cosine_sine(float32(position) * frequency_table[pair])
-            if lane < half_lanes:
-                for i in range(per_lane):
-                    sines[i] = -sines[i]
-
-    return turn
-
-
-def _make_prepare(head_dim: int, rotary_dim: int) -> Any:
-    """Function that normalises and rotates a head, spread over a warp, in place."""
-    per_lane = head_dim // WARP
-    half_lanes = rotary_dim // 2 // per_lane
-
-    @device_function
-    def prepare(x: Any, w: Any, cosines: Any, sines: Any, lane: Any, eps: Any) -> None:
+    def normalise(x: Any, w: Any, eps: Any) -> None:
         total = float32(0.0)
         for i in range(per_lane):
             total += x[i] * x[i]
         mean = warp_sum(total) / float32(head_dim)
         inverse = float32(1.0) / ptx.square_root(mean + eps)
-        partner = lane + half_lanes if lane < half_lanes else lane - half_lanes
-        is_rotated = lane < 2 * half_lanes
         for i in range(per_lane):
-            y = x[i] * inverse * (float32(1.0) + w[i])
-            other = cuda.shfl_sync(0xFFFFFFFF, y, partner & 31)
-            x[i] = y * cosines[i] + other * sines[i] if is_rotated else y
+            x[i] = x[i] * inverse * (float32(1.0) + w[i])
 
-    return prepare
+    return normalise
 
 
 def _number(value: float) -> str:
     return f"{value:g}".replace(".", "p").replace("+", "")
 
 
-def _make_load(per_lane: int) -> Any:
-    """Function that reads a lane's consecutive bf16 values."""
+def _words_of(per_lane: int) -> int:
+    """Words that a lane's values are read as: pairs where they come sixteen bytes at a time."""
+    return 4 if per_lane == 8 else per_lane
+
+
+def _make_fetch(per_lane: int) -> Any:
+    """Function that asks for a lane's consecutive bf16 values."""
 
     @device_function
-    def load(address: int, target: Any) -> None:
+    def fetch(address: int, words: Any) -> None:
         if per_lane == 8:
-            a, b, c, d = ptx.load_u32x4(address)
-            target[0], target[1] = lower_bf16(a), ptx.f32_of_bits(a & uint32(0xFFFF0000))
-            target[2], target[3] = lower_bf16(b), ptx.f32_of_bits(b & uint32(0xFFFF0000))
-            target[4], target[5] = lower_bf16(c), ptx.f32_of_bits(c & uint32(0xFFFF0000))
-            target[6], target[7] = lower_bf16(d), ptx.f32_of_bits(d & uint32(0xFFFF0000))
+            words[0], words[1], words[2], words[3] = ptx.load_u32x4(address)
         else:
             for i in range(per_lane):
-                target[i] = lower_bf16(ptx.load_u16(address + uint64(2 * i)))
+                words[i] = ptx.load_u16(address + uint64(2 * i))
 
-    return load
+    return fetch
+
+
+def _make_unpack(per_lane: int) -> Any:
+    """Function that makes numbers of what was fetched."""
+
+    @device_function
+    def unpack(words: Any, target: Any) -> None:
+        if per_lane == 8:
+            for i in range(4):
+                target[2 * i] = lower_bf16(words[i])
+                target[2 * i + 1] = ptx.f32_of_bits(words[i] & uint32(0xFFFF0000))
+        else:
+            for i in range(per_lane):
+                target[i] = lower_bf16(words[i])
+
+    return unpack
 
 
 def _make_words_store(per_lane: int) -> Any:
