@@ -253,6 +253,9 @@ put_shared_u32 = define("st.shared.u32 [$0], $1;", [], [_U32, _U32], is_ordered=
 put_shared_f32x2 = define(
     "st.shared.v2.f32 [$0], {$1,$2};", [], [_U32, _F32, _F32], is_ordered=True
 )
+put_shared_f32x4 = define(
+    "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", [], [_U32] + [_F32] * 4, is_ordered=True
+)
 put_shared_u32x2 = define(
     "st.shared.v2.u32 [$0], {$1,$2};", [], [_U32, _U32, _U32], is_ordered=True
 )

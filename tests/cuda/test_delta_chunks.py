@@ -12,6 +12,7 @@ from ninfer.kernels.cuda import (
     delta_chunks,
     delta_columns,
     delta_scan,
+    delta_scan_wide,
     delta_solve,
     device_functions,
     product_output,
@@ -20,12 +21,15 @@ from ninfer.kernels.cuda.delta_blocks import CHUNK_FACTORS, CHUNK_ROWS
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support.mixer_simulator import MixerSimulator, lay_out
+from tests.support.warpgroup_simulator import launch
 
+WIDE_MODULES = (delta_blocks, delta_columns, delta_scan_wide, device_functions)
 MODULES = (
     delta_blocks,
     delta_chunks,
     delta_columns,
     delta_scan,
+    delta_scan_wide,
     delta_solve,
     device_functions,
     product_output,
@@ -38,9 +42,12 @@ def unit(head: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [32, 64])
-def test_chunks_advance_a_state_as_the_recurrence_does(columns: int) -> None:
-    rng, count, chunks = np.random.default_rng(1), 70, 2
+@pytest.mark.parametrize(
+    ("count", "columns"),  # 0: of a warpgroup; the longer one uses every stage twice
+    [(70, 32), (70, 64), (150, 0)],
+)
+def test_chunks_advance_a_state_as_the_recurrence_does(count: int, columns: int) -> None:
+    rng, chunks = np.random.default_rng(1), -(-count // 64)
     channels, width = HEADS.channels, HEADS.value_width
     x = rng.normal(0, 1, (count + 3, channels + width)).astype(np.float32)  # three in the window
     taps = rng.normal(0, 0.5, (4, channels)).astype(np.float32)
@@ -72,11 +79,14 @@ def test_chunks_advance_a_state_as_the_recurrence_does(columns: int) -> None:
         (*(at[name] for name in (*inputs, "rows", "factors", "values")), 0, count, 1),
     )
     scan = ("rows", "factors", "values", "state", "slots")
-    simulator.launch(
-        delta_scan.make_scan(HEADS, columns),
-        (2, 128 // columns, 1),
-        (*(at[name] for name in scan), chunks),
-    )
+    arguments = *(at[name] for name in scan), chunks
+    if columns:
+        simulator.launch(delta_scan.make_scan(HEADS, columns), (2, 128 // columns, 1), arguments)
+    else:
+        words: list[Any] = [np.uint64(address) for address in arguments[:-1]]
+        words.append(np.int32(chunks))
+        kernel = delta_scan_wide.make_wide_scan(HEADS)
+        launch(WIDE_MODULES, octets, kernel, (2, 2, 1), words)
 
     outputs = views["values"][:count].reshape(count, 2, 128)
     rounded, weights = bf16_to_f32(f32_to_bf16(x)).astype(float), bf16_to_f32(f32_to_bf16(taps))

@@ -22,6 +22,7 @@ from ninfer.kernels.cuda.delta_output import make_gated_norm
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
 from ninfer.kernels.cuda.delta_round import make_decode
 from ninfer.kernels.cuda.delta_scan import make_scan
+from ninfer.kernels.cuda.delta_scan_wide import make_wide_scan
 from ninfer.kernels.cuda.expert_down import make_down
 from ninfer.kernels.cuda.expert_gate import make_gate
 from ninfer.kernels.cuda.expert_plan import make_plan
@@ -51,6 +52,7 @@ LARGE = [
     *(partial(make_wide_int8_prefill, to_image) for to_image in (False, True)),
     partial(make_chunk_operands, REAL, True),
     *(partial(make_scan, REAL, columns) for columns in (32, 64)),
+    partial(make_wide_scan, REAL),
     *(partial(make_decode, REAL, True, is_staged) for is_staged in (False, True)),
     partial(make_prefill_state, REAL),
     partial(make_decode, TINY, False, False),

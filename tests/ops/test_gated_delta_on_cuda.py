@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.ops import gated_delta
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
@@ -114,6 +115,19 @@ def test_prefill_agrees_with_the_formula(dims: GatedDeltaDims, size: float, coun
     error = np.linalg.norm(matrices - expected.matrices, axis=(1, 2))
     assert np.all(error <= 2.0**-15 * np.linalg.norm(expected.matrices, axis=(1, 2)))
     np.testing.assert_array_equal(window, expected.window)
+
+
+def test_a_prefill_without_warpgroups_agrees_with_the_formula() -> None:
+    x, ab = random_tokens(REAL, 150, 1)
+    with CudaBench(nbytes=1 << 28, narrow_bytes=MULTIPROCESSOR_SHARED) as bench:
+        mixer = Mixer(bench, REAL, 1)
+        out = mixer.prefill(0, x, ab)
+        matrices = bench.read_tensor(mixer.state.matrices)[0]
+        expected = mixer.oracle(x, ab)
+
+    np.testing.assert_allclose(out, expected.out, rtol=2.0**-8, atol=2e-4)
+    error = np.linalg.norm(matrices - expected.matrices, axis=(1, 2))
+    assert np.all(error <= 2.0**-15 * np.linalg.norm(expected.matrices, axis=(1, 2)))
 
 
 @every_size

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pytest
 
 from ninfer.cuda import ptx
-from ninfer.kernels.cuda.delta_blocks import TRIANGLE_BYTES
 from tests.support import warp_simulator as base
 from tests.support.warp_simulator import GLOBAL, LANES, WarpSimulator
 
@@ -126,7 +125,7 @@ class MixerSimulator(WarpSimulator):
                 "where": _chosen,
                 "there": lambda scale, flag: _chosen(flag, scale),
                 "seen": lambda score, flag: _chosen(flag, score, -np.inf),
-                "store_parts": self._store_parts,
+                "either": np.where,
                 "sum_before": lambda value, lane: np.cumsum(value) - value,
                 "log_decay": _log_decay,
             }
@@ -144,15 +143,6 @@ class MixerSimulator(WarpSimulator):
     def _add_shuffles(cuda: Any) -> None:
         cuda.shfl_xor_sync = lambda mask, value, step: _lanes(value)[_LANE ^ step]
         cuda.shfl_sync = lambda mask, value, lane: _lanes(value)[_lanes(lane)]
-
-    def _store_parts(self, address: Any, flag: Any, first: Any, second: Any) -> None:
-        """`delta_chunks.store_parts`: high and low parts of a pair."""
-        high = base._round_bf16(first) | base._round_bf16(second) << _U32(16)
-        low_half, high_half = base._bf16_halves(high)
-        rest = np.asarray(first, _F32) - low_half, np.asarray(second, _F32) - high_half
-        low = base._round_bf16(rest[0]) | base._round_bf16(rest[1]) << _U32(16)
-        self.memory.store(address, [high], _U32, np.asarray(flag))
-        self.memory.store(address + np.uint64(TRIANGLE_BYTES), [low], _U32, np.asarray(flag))
 
 
 def lay_out(buffers: dict[str, Array]) -> tuple[Array, dict[str, int], dict[str, Array]]:

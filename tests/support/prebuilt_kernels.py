@@ -63,6 +63,7 @@ def narrow_variants() -> tuple[Kernel, ...]:
     format, head_dim = TensorFormat.BF16, 256
     stages = gate_stages(format, 16, 2, NARROW_BYTES)
     return (
+        *kernels_of(DeltaHeads(16, 48, 128, 128), has_warpgroups=False),
         make_page_split(head_dim),
         *(
             make_page_prefill(head_dim, is_int8, page_warps(head_dim, nbytes))

@@ -1,7 +1,7 @@
-"""Operands of warpgroup products behind their descriptors: swizzle over 128 bytes.
+"""Operands of warpgroup products behind their descriptors: swizzle over 128 bytes, or none.
 
 Source: PTX ISA manual, matrix descriptors (start, stride between groups of eight rows, swizzle of
-16-byte pieces by address bits 7 to 9).
+16-byte pieces by address bits 7 to 9; without swizzle the other stride along K).
 """
 
 import numpy as np
@@ -10,15 +10,31 @@ import numpy.typing as npt
 F64 = npt.NDArray[np.float64]
 
 
-def rows_of(shared: npt.NDArray[np.uint8], base: int, descriptor: int, count: int) -> F64:
-    """Rows of 64 features; ``base`` is the address of the first byte of shared memory."""
+def rows_of(
+    shared: npt.NDArray[np.uint8], base: int, descriptor: int, count: int, features: int = 64
+) -> F64:
+    """Rows of some features; ``base`` is the address of the first byte of shared memory."""
     assert descriptor >> 62 == 1, "swizzle over 128 bytes"
     start = (descriptor & 0x3FFF) << 4
     stride = ((descriptor >> 32) & 0x3FFF) << 4
     row = np.arange(count)[:, None]
-    plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(64)[None, :]
+    plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(features)[None, :]
     swizzled = plain ^ (plain >> 7 & 7) << 4
-    words = shared.view(np.uint16)[(swizzled - base) // 2]
+    return _values(shared, swizzled - base)
+
+
+def plain_rows_of(shared: npt.NDArray[np.uint8], base: int, descriptor: int, count: int) -> F64:
+    """Rows of 16 features that are not swizzled: blocks of 8 x 8, each 128 bytes in a row."""
+    assert descriptor >> 62 == 0, "no swizzle"
+    start = (descriptor & 0x3FFF) << 4
+    along_k, along_rows = ((descriptor >> 16) & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
+    row, feature = np.arange(count)[:, None], np.arange(16)[None, :]
+    at = start + row // 8 * along_rows + row % 8 * 16 + feature // 8 * along_k + feature % 8 * 2
+    return _values(shared, at - base)
+
+
+def _values(shared: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> F64:
+    words = shared.view(np.uint16)[at // 2]
     values = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.asarray(values, np.float64)
 

@@ -30,7 +30,6 @@ def vote_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]
         "bits_of_f32": lambda value: np.float32(value).view(np.uint32),
         "fresh_f32": lambda address: block.load(address, np.float32),
         "fresh_u32x4": lambda address: block.load(address, np.uint32, 4),
-        "shared_f32x2": lambda address: block.load(address, np.float32, 2),
         "copy_async_4": lambda to, source, size: block.copy_async(to, source, size, 4),
     }
 

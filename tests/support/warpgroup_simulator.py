@@ -21,17 +21,10 @@ import pytest
 from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
-from tests.support.counting_threads import counting_instructions
-from tests.support.matrix_threads import matrix_instructions
 from tests.support.plain_types import use_plain_types
-from tests.support.swizzled_rows import rows_of, turned_rows_of
-from tests.support.warp_votes import vote_functions, vote_instructions
-from tests.support.word_arithmetic import (
-    bf16_word,
-    half_value,
-    multiply_add_pair,
-    permute_bytes,
-)
+from tests.support.swizzled_rows import plain_rows_of, rows_of, turned_rows_of
+from tests.support.warp_votes import vote_functions
+from tests.support.warpgroup_intrinsics import intrinsics, left_rows
 
 Octets = npt.NDArray[np.uint8]
 Copy = tuple[int, int, int, int]
@@ -73,6 +66,7 @@ class _Block:
         self.groups = [threading.Barrier(128) for _ in range(-(-kernel.threads // 128))]
         self.exchanged: list[Any] = [None] * kernel.threads
         self.products: dict[int, npt.NDArray[np.float64]] = {}
+        self.totals: dict[int, list[npt.NDArray[np.float64]]] = {}
         self.copies: list[list[list[Copy]]] = [[[]] for _ in range(kernel.threads)]
 
     # Memory.
@@ -176,13 +170,7 @@ class _Block:
         self.exchanged[thread] = [int(word) for word in words]
         self.groups[thread // 128].wait(_WAIT_S)
         if thread % 32 == 0:
-            rows = np.zeros((16, 64))
-            for lane, held in enumerate(self.exchanged[thread : thread + 32]):
-                for index, word in enumerate(held):
-                    row = lane // 4 + index % 2 * 8
-                    k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2
-                    low, high = (word & 0xFFFF) << 16, word & 0xFFFF0000
-                    rows[row, k : k + 2] = np.array([low, high], np.uint32).view(np.float32)
+            rows = left_rows(self.exchanged[thread : thread + 32])
             width, operand = 2 * len(sums), (self.shared, SHARED, int(right))
             right_rows = (
                 turned_rows_of(*operand, 64, width) if is_turned else rows_of(*operand, width).T
@@ -193,6 +181,43 @@ class _Block:
         for i in range(len(sums)):
             sums[i] += self.products[warp][r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
         self.groups[thread // 128].wait(_WAIT_S)
+
+    def multiply_group(self, kind: Any, *operands: Any) -> None:
+        """A group of products; see `ninfer.cuda.warpgroup_split`."""
+        columns, products, is_turned, added = kind
+        lefts = operands[len(columns) :]
+        thread = self.place.thread
+        group, warp = self.groups[thread // 128], thread // 32
+        self.exchanged[thread] = [
+            [int(word) for word in lefts[one.left][one.word : one.word + 4]] for one in products
+        ]
+        group.wait(_WAIT_S)
+        if thread % 32 == 0:
+            num_lefts = 1 + max(one.left for one in products)
+            starts = [int(start) for start in lefts[num_lefts:]]
+            held = self.exchanged[thread : thread + 32]
+            self.totals[warp] = [np.zeros((16, count)) for count in columns]
+            for index, one in enumerate(products):
+                left = left_rows([lane[index] for lane in held])
+                right = self._right(starts[one.right] + one.offset, columns[one.sums], is_turned)
+                self.totals[warp][one.sums] += left @ right
+        group.wait(_WAIT_S)
+        r, t = thread % 32 // 4, thread % 4
+        for index, total in enumerate(self.totals[warp]):
+            sums, is_added = operands[index], index in added
+            for i in range(columns[index] // 2):
+                product = total[r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
+                sums[i] = np.float32(product + float(sums[i]) * is_added)
+        group.wait(_WAIT_S)
+
+    def _right(self, descriptor: int, columns: int, is_turned: bool) -> Any:
+        """Sixteen rows along K of a right operand."""
+        operand = (self.shared, SHARED, descriptor)
+        if is_turned:
+            return turned_rows_of(*operand, 16, columns)
+        if descriptor >> 62:
+            return rows_of(*operand, columns, 16).T
+        return plain_rows_of(*operand, columns).T
 
     def meet(self, name: Any, count: Any) -> None:
         """Wait for the other warps of the group."""
@@ -256,120 +281,80 @@ class _Block:
             barrier.abort()
 
 
-def _intrinsics(block: _Block) -> SimpleNamespace:
-    """What stands in for `ninfer.cuda.ptx`."""
-    made: dict[str, Any] = {}
-    for prefix in ("load_", "once_", "shared_"):
-        for name, dtype, count in (
-            ("u32x4", np.uint32, 4), ("u32x2", np.uint32, 2), ("u32", np.uint32, 1),
-            ("f32x4", np.float32, 4), ("f32", np.float32, 1),
-        ):  # fmt: skip
-            made[prefix + name] = _loader(block, dtype, count)
+def _when(happens: Callable[..., None]) -> Callable[..., None]:
+    """What happens where the first operand is not 0."""
 
-    def store_if(dtype: Any) -> Callable[[Any, Any, Any], None]:
-        def store(mask: Any, address: Any, value: Any) -> None:
-            if mask:
-                block.store(address, [dtype(value)], dtype)
+    def act(mask: Any, *operands: Any) -> None:
+        if mask:
+            happens(*operands)
 
-        return store
+    return act
 
+
+def _group(block: _Block) -> SimpleNamespace:
+    """What stands in for `ninfer.cuda.warpgroup`."""
     return SimpleNamespace(
-        **made,
-        **matrix_instructions(block, _WAIT_S),
-        **vote_instructions(block, _WAIT_S),
-        **counting_instructions(block, _WAIT_S),
-        load_i32=lambda address: block.load(address, np.int32),
-        copy_async_16=block.copy_async,
-        close_copies=block.close_copies,
-        wait_copies_0=lambda: block.wait_copies(0),
-        wait_copies_1=lambda: block.wait_copies(1),
-        sync_warp=lambda: block.warps[block.place.thread // 32].wait(_WAIT_S),
-        fence_shared_async=lambda: None,
-        power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),
-        square_root=lambda x: np.float32(np.sqrt(np.float64(x))),
-        reciprocal=lambda x: np.float32(1 / np.float64(x)),
-        put_shared_u32x4=lambda address, *values: block.store(address, values, np.uint32),
-        shared_address=lambda array: np.uint32(SHARED),
-        divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
-        load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
-        put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
-        put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
-        fused_multiply_add=lambda a, b, c: np.float32(float(a) * float(b) + float(c)),
-        transpose_matrix=block.transpose,
-        store_u32=lambda address, value: block.store(address, [value], np.uint32),
-        put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
-        store_u32x4=lambda address, *values: block.store(address, values, np.uint32),
-        store_f32=lambda address, value: block.store(address, [value], np.float32),
-        store_f32_if=store_if(np.float32),
-        store_u16_if=store_if(np.uint16),
-        bf16x2_of_f32=lambda low, high: np.uint32(bf16_word(low) | bf16_word(high) << 16),
-        f32_of_bits=lambda word: np.uint32(word).view(np.float32),
-        f32_of_f16=lambda word: half_value(int(word)),
-        f32_of_upper_f16=lambda word: half_value(int(word) >> 16),
-        add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
-        multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
-        permute_bytes=permute_bytes,
-        multiply_add_bf16x2=multiply_add_pair,
-        release_successor=lambda: None,
-        wait_for_predecessor=lambda: None,
+        DESCRIPTOR=warpgroup.DESCRIPTOR,
+        init_barrier=block.init,
+        init_barrier_if=_when(block.init),
+        arrive_if=_when(block.arrive),
+        arrive_when_copied=block.arrive_when_copied,
+        publish_barriers=lambda: None,
+        meet=block.meet,
+        expect_bytes=block.arrive,
+        expect_bytes_if=_when(block.arrive),
+        arrive=block.arrive,
+        wait_phase=block.wait,
+        copy_bulk=block.copy_bulk,
+        copy_bulk_if=_when(block.copy_bulk),
     )
 
 
-def _loader(block: _Block, dtype: Any, count: int) -> Callable[[Any], Any]:
-    return lambda address: block.load(address, dtype, count)
+class _Index:
+    """An index or extent of the calling thread."""
+
+    def __init__(self, find: Callable[[], Extent]) -> None:
+        self._find = find
+
+    @property
+    def x(self) -> int:
+        return self._find()[0]
+
+    @property
+    def y(self) -> int:
+        return self._find()[1]
 
 
 @contextmanager
 def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
-    place = block.place
-
-    class Thread:
-        @property
-        def x(self) -> int:
-            return int(place.thread)
-
     cuda = SimpleNamespace(
-        threadIdx=Thread(),
-        blockIdx=SimpleNamespace(x=block.index[0], y=block.index[1]),
-        gridDim=SimpleNamespace(x=block.blocks[0], y=block.blocks[1]),
+        threadIdx=_Index(lambda: (block.place.thread, 0)),
+        blockIdx=_Index(lambda: block.index),
+        gridDim=_Index(lambda: block.blocks),
         local=SimpleNamespace(array=lambda size, dtype: [0.0] * size),
         shared=SimpleNamespace(array=lambda size, dtype: 0),
-        syncwarp=lambda: block.warps[place.thread // 32].wait(_WAIT_S),
+        syncwarp=lambda: block.warps[block.place.thread // 32].wait(_WAIT_S),
         syncthreads=lambda: block.everybody.wait(_WAIT_S),
         shfl_sync=block.shuffle,
         shfl_xor_sync=block.exchange,
         **vote_functions(block, _WAIT_S),
     )
-
-    def init_if(mask: Any, address: Any, count: Any) -> None:
-        if mask:
-            block.init(address, count)
-
-    def arrive_if(mask: Any, address: Any) -> None:
-        if mask:
-            block.arrive(address)
-
-    group = SimpleNamespace(
-        DESCRIPTOR=warpgroup.DESCRIPTOR,
-        init_barrier=block.init,
-        init_barrier_if=init_if,
-        arrive_if=arrive_if,
-        arrive_when_copied=block.arrive_when_copied,
-        publish_barriers=lambda: None,
-        meet=block.meet,
-        expect_bytes=block.arrive,
-        arrive=block.arrive,
-        wait_phase=block.wait,
-        copy_bulk=block.copy_bulk,
-    )
-    intrinsics = _intrinsics(block)
+    stand_ins = {
+        "ptx": intrinsics(block, _WAIT_S, SHARED),
+        "cuda": cuda,
+        "warpgroup": _group(block),
+    }
 
     def call(self: Any, sums: Any, *operands: Any) -> None:
-        if operands and isinstance(operands[0], list):
+        if self.ptx_text.startswith("wgmma.wait_group"):
+            return
+        if hasattr(self, "group"):
+            block.multiply_group(self.group, sums, *operands)
+        elif operands and isinstance(operands[0], list):
             is_turned = "1, 1, 1;" in self.ptx_text
             block.multiply_registers(sums, *operands, is_turned=is_turned)
         elif operands:
-            block.multiply(sums, *operands)  # `finish_products` has nothing to wait for
+            block.multiply(sums, *operands)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
@@ -377,7 +362,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         patch.setattr(type(warpgroup.arrive), "__call__", call)
         use_plain_types(patch, modules)
         for module in modules:
-            for name, value in (("ptx", intrinsics), ("cuda", cuda), ("warpgroup", group)):
+            for name, value in stand_ins.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         yield

@@ -4,9 +4,9 @@ Operands of the tensor cores are pairs of bf16 matrices whose sum is the f32 val
 product adds high x high, high x low and low x high in f32. Three orders in memory, each free of
 bank conflicts for matrix loads of 8 x 8 elements (tiles):
 
-    rows       [64 positions][128 components], 16-byte chunk c of row r at c xor (r mod 8)
-    triangles  the ten 16 x 16 blocks (i, j <= i) of a 64 x 64 matrix, each four tiles in the order
-               of an operand's registers
+    rows       [2][64 positions][64 components], 16-byte chunk c of row r at c xor (r mod 8)
+    triangles  twelve 16 x 16 blocks (i, j) of a 64 x 64 matrix: those on and below the diagonal of
+               its 32 x 32 blocks, column after column, each four tiles, row after row
     tiles      [K / 8][N / 8] tiles, rows along K, of the right operand
 
 A chunk of a key head is four matrices in rows: keys high and low, queries high and low. A chunk of
@@ -31,7 +31,10 @@ WIDTH: Final = 128
 ROWS_BYTES: Final = POSITIONS * WIDTH * 2
 """One matrix in rows."""
 
-TRIANGLE_BYTES: Final = 10 * 512
+HALF_ROWS_BYTES: Final = ROWS_BYTES // 2
+"""Half of its components: rows of 128 bytes."""
+
+TRIANGLE_BYTES: Final = 12 * 512
 """One triangle."""
 
 CHUNK_ROWS: Final = 4 * ROWS_BYTES
@@ -58,12 +61,18 @@ def add_product(c: Any, n: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1:
 
 
 @device_function
+def rows_offset(row: Any, chunk: Any) -> Any:
+    """Bytes from the start of a matrix in rows to a 16-byte chunk of a row."""
+    at = ((uint32(chunk) >> uint32(3)) * uint32(HALF_ROWS_BYTES)) + (uint32(row) << uint32(7))
+    return at + (((uint32(chunk) ^ uint32(row)) & uint32(7)) << uint32(4))
+
+
+@device_function
 def left_rows(matrix: Any, first_row: Any, step: Any, lane: Any) -> Any:
     """Left operand from rows: 16 rows, components ``16 step ..``."""
     row = uint32(first_row) + (uint32(lane) & uint32(15))
     chunk = uint32(step) * uint32(2) + (uint32(lane) >> uint32(4))
-    at = uint32(matrix) + row * uint32(2 * WIDTH)
-    return ptx.load_matrices(at + ((chunk ^ (row & uint32(7))) << uint32(4)))
+    return ptx.load_matrices(uint32(matrix) + rows_offset(row, chunk))
 
 
 @device_function
@@ -73,8 +82,7 @@ def left_rows_turned(matrix: Any, first_component: Any, step: Any, lane: Any) ->
     row = uint32(step) * uint32(16) + ((part >> uint32(1)) << uint32(3))
     row += uint32(lane) & uint32(7)
     chunk = (uint32(first_component) >> uint32(3)) + (part & uint32(1))
-    at = uint32(matrix) + row * uint32(2 * WIDTH)
-    return ptx.load_matrices_transposed(at + ((chunk ^ (row & uint32(7))) << uint32(4)))
+    return ptx.load_matrices_transposed(uint32(matrix) + rows_offset(row, chunk))
 
 
 @device_function
@@ -83,8 +91,7 @@ def right_rows(matrix: Any, first_row: Any, step: Any, lane: Any) -> Any:
     part = uint32(lane) >> uint32(3)
     row = uint32(first_row) + ((part >> uint32(1)) << uint32(3)) + (uint32(lane) & uint32(7))
     chunk = uint32(step) * uint32(2) + (part & uint32(1))
-    at = uint32(matrix) + row * uint32(2 * WIDTH)
-    return ptx.load_matrices(at + ((chunk ^ (row & uint32(7))) << uint32(4)))
+    return ptx.load_matrices(uint32(matrix) + rows_offset(row, chunk))
 
 
 @device_function
@@ -122,15 +129,46 @@ def put_tile_pairs(
 @device_function
 def left_triangle(triangle: Any, i: Any, j: Any, lane: Any) -> Any:
     """Left operand: block (i, j) of a triangle."""
-    block = uint32(i) * (uint32(i) + uint32(1)) // uint32(2) + uint32(j)
-    return ptx.load_matrices(uint32(triangle) + (block << uint32(9)) + (uint32(lane) << uint32(4)))
+    part = uint32(lane) >> uint32(3)
+    at = uint32(triangle) + (triangle_block(i, j) << uint32(9))
+    at += ((part & uint32(1)) << uint32(8)) + ((part >> uint32(1)) << uint32(7))
+    return ptx.load_matrices(at + ((uint32(lane) & uint32(7)) << uint32(4)))
+
+
+@device_function
+def triangle_block(i: Any, j: Any) -> Any:
+    """Number of block (i, j) of a triangle."""
+    return (uint32(j) + uint32(j > 0)) * uint32(2) + uint32(i)
 
 
 @device_function
 def triangle_offset(row: Any, column: Any) -> Any:
-    """Bytes from the start of a triangle to an element on or below the diagonal blocks."""
+    """Bytes from the start of a triangle to an element of one of its blocks."""
     i, j = uint32(row) >> uint32(4), uint32(column) >> uint32(4)
-    block = i * (i + uint32(1)) // uint32(2) + j
-    tile = ((uint32(row) >> uint32(3)) & uint32(1)) + ((uint32(column) >> uint32(2)) & uint32(2))
+    tile = ((uint32(row) >> uint32(2)) & uint32(2)) + ((uint32(column) >> uint32(3)) & uint32(1))
     inside = ((uint32(row) & uint32(7)) << uint32(4)) + ((uint32(column) & uint32(7)) << uint32(1))
-    return uint64((block << uint32(9)) + (tile << uint32(7)) + inside)
+    return uint64((triangle_block(i, j) << uint32(9)) + (tile << uint32(7)) + inside)
+
+
+@device_function
+def place_of(slot: Any, lane: Any) -> Any:
+    """Row and first of four columns of a lane in a triangle whose diagonal blocks are 32 x 32.
+
+    Slots are 8 with four of the upper rows, then 16 with two of the lower; two neighbouring rows
+    of a tile are 32 bytes in memory.
+    """
+    row = (uint32(slot) << uint32(2)) + (uint32(lane) >> uint32(3))
+    column = uint32(lane) & uint32(7)
+    if slot >= 8:
+        row = (uint32(slot) << uint32(1)) + (uint32(lane) >> uint32(4)) + uint32(16)
+        column = uint32(lane) & uint32(15)
+    return row, column << uint32(2)
+
+
+@device_function
+def store_parts(address: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Store four numbers' high and low parts in two triangles."""
+    first, first_low = split_pair(a, b)
+    second, second_low = split_pair(c, d)
+    ptx.store_u32x2(address, first, second)
+    ptx.store_u32x2(address + uint64(TRIANGLE_BYTES), first_low, second_low)

@@ -7,7 +7,7 @@ takes what they contribute from all rows below, and goes on to the next sixteen.
 
 from typing import Any, Final
 
-from numba import float32, uint32
+from numba import float32, int32, uint32
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
@@ -40,6 +40,15 @@ def where(flag: Any, value: Any) -> Any:
 
 
 @device_function
+def either(flag: Any, first: Any, second: Any) -> Any:
+    """The first value where the flag is set, and the second elsewhere."""
+    result = second
+    if flag:
+        result = first
+    return result
+
+
+@device_function
 def dots(left: Any, right: Any, out: Any, i: Any, j: Any, lane: Any, c: Any) -> None:
     """Dot products of rows ``16 i ..`` and ``16 j ..`` of two pairs of matrices."""
     for n in range(8):
@@ -66,10 +75,10 @@ def dots(left: Any, right: Any, out: Any, i: Any, j: Any, lane: Any, c: Any) -> 
 
 
 @device_function
-def minus_row(line: Any, x: Any, value: Any) -> Any:
-    """``value`` minus the product of sixteen numbers of a row with ``x``."""
+def minus_row(line: Any, x: Any, value: Any, quads: Any) -> Any:
+    """``value`` minus the product of ``4 quads`` numbers of a row with ``x``."""
     a, b, c, d = value, float32(0.0), float32(0.0), float32(0.0)
-    for i in range(4):
+    for i in range(quads):
         p, q, r, s = ptx.shared_f32x4(line + uint32(i * 16))
         a = ptx.fused_multiply_add(-p, x[4 * i], a)
         b = ptx.fused_multiply_add(-q, x[4 * i + 1], b)
@@ -79,24 +88,47 @@ def minus_row(line: Any, x: Any, value: Any) -> Any:
 
 
 @device_function
-def solve(matrix: Any, out: Any, column: Any, x: Any) -> None:
-    """One column of the inverse of 1 + a strictly lower matrix, sixteen unknowns at a time."""
+def held(at: Any, is_there: Any) -> Any:
+    """A number of shared memory, or 0 where there is none yet."""
+    value = float32(0.0)
+    if is_there:
+        value = ptx.shared_f32(at)
+    return value
+
+
+@device_function
+def solve(matrix: Any, out: Any, first_column: Any, column: Any, x: Any) -> None:
+    """One column of the inverse of 1 + a strictly lower matrix, sixteen unknowns at a time.
+
+    Rows before the first column of the warp are left alone. Stores follow the loads of several
+    rows, which the assembler does not move across them.
+    """
     own = out + uint32(column) * uint32(4)
-    for j in range(POSITIONS // 16):
+    start = int32(first_column) >> int32(4)
+    for j in range(start, POSITIONS // 16):
         line = matrix + uint32(j) * uint32(16 * 64 * 4 + 64)
         first = uint32(j) * uint32(16)
+        top = own + first * uint32(256)
+        unit = int32(column) - int32(first)
         for r in range(16):
-            x[r] = float32(0.0)
+            x[r] = where(unit == r, float32(1.0)) + held(top + uint32(r * 256), j > start)
+        for r in range(1, 5):
+            x[r] = minus_row(line + uint32(r * 256), x, x[r], 1)
+        for r in range(5, 9):
+            x[r] = minus_row(line + uint32(r * 256), x, x[r], 2)
+        for r in range(9, 13):
+            x[r] = minus_row(line + uint32(r * 256), x, x[r], 3)
+        for r in range(13, 16):
+            x[r] = minus_row(line + uint32(r * 256), x, x[r], 4)
         for r in range(16):
-            at = own + (first + uint32(r)) * uint32(256)
-            value = where(first + uint32(r) == uint32(column), float32(1.0))
-            if j > 0:
-                value = value + ptx.shared_f32(at)
-            x[r] = minus_row(line + uint32(r * 256), x, value)
-            ptx.put_shared_f32(at, x[r])
-        for r in range(16, POSITIONS - 16 * j):
-            at = own + (first + uint32(r)) * uint32(256)
-            value = float32(0.0)
-            if j > 0:
-                value = ptx.shared_f32(at)
-            ptx.put_shared_f32(at, minus_row(line + uint32(r) * uint32(256), x, value))
+            ptx.put_shared_f32(top + uint32(r * 256), x[r])
+        for four in range(4, POSITIONS // 4 - 4 * j):
+            at, below = top + uint32(four) * uint32(1024), line + uint32(four) * uint32(1024)
+            a = minus_row(below, x, held(at, j > start), 4)
+            b = minus_row(below + uint32(256), x, held(at + uint32(256), j > start), 4)
+            c = minus_row(below + uint32(512), x, held(at + uint32(512), j > start), 4)
+            d = minus_row(below + uint32(768), x, held(at + uint32(768), j > start), 4)
+            ptx.put_shared_f32(at, a)
+            ptx.put_shared_f32(at + uint32(256), b)
+            ptx.put_shared_f32(at + uint32(512), c)
+            ptx.put_shared_f32(at + uint32(768), d)

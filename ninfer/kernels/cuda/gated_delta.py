@@ -2,10 +2,11 @@
 
 Decode is one kernel (`delta_round`), and a gated norm where heads are small. Prefill goes over its
 columns in pieces that fit the stream's scratch memory, with three kernels each. Large heads take
-chunks of 64 columns: operands (`delta_chunks`), state (`delta_scan`), gated norm; chunks and pieces
-end at multiples of 64 from the first column of the call, so that its numbers depend on that column
-and on nothing else. What has been recorded is folded first, by decode's arithmetic. Other heads
-advance column by column, by decode's arithmetic too: columns, state (`delta_prefill`), gated norm.
+chunks of 64 columns: operands (`delta_chunks`), state (`delta_scan_wide`, or `delta_scan` where
+there are no warpgroups), gated norm; chunks and pieces end at multiples of 64 from the first column
+of the call, so that its numbers depend on that column and on nothing else. What has been recorded
+is folded first, by decode's arithmetic. Other heads advance column by column, by decode's
+arithmetic too: columns, state (`delta_prefill`), gated norm.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from ninfer.kernels.cuda.delta_output import THREADS, make_gated_norm
 from ninfer.kernels.cuda.delta_prefill import make_prefill_state
 from ninfer.kernels.cuda.delta_round import can_stage, is_direct, make_decode
 from ninfer.kernels.cuda.delta_scan import make_scan
+from ninfer.kernels.cuda.delta_scan_wide import COLUMNS as WIDE_COLUMNS
+from ninfer.kernels.cuda.delta_scan_wide import make_wide_scan
 from ninfer.kernels.cuda.delta_step import COLUMNS, PARTS, num_slices
 from ninfer.kernels.cuda.fragments import CHUNK
 from ninfer.kernels.cuda.launch import (
@@ -115,7 +118,7 @@ def prefill(
     """
     heads = delta_heads(dims)
     num_columns = projected.shape[0]
-    by_chunks = _goes_by_chunks(heads, stream.shared_bytes)
+    by_chunks = _goes_by_chunks(heads, stream.shared_bytes, stream.has_warpgroups)
     advance = _advance_chunks if by_chunks else _advance
     piece = _piece(stream, heads, by_chunks=by_chunks)
     gated_norm = make_gated_norm(heads, is_image(num_columns, stream.has_warpgroups))
@@ -148,19 +151,20 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     heads = DeltaHeads(
         shapes.num_key_heads, shapes.num_value_heads, shapes.key_dim, shapes.value_dim
     )
-    return kernels_of(heads, shapes.block_shared_bytes, orders(shapes))
+    return kernels_of(heads, shapes.block_shared_bytes, shapes.has_warpgroups, orders(shapes))
 
 
 def kernels_of(
     heads: DeltaHeads,
     block_shared_bytes: int = MULTIPROCESSOR_SHARED,
+    has_warpgroups: bool = True,
     orders_written: Sequence[bool] = (False, True),
 ) -> tuple[Kernel, ...]:
     """Kernels of one mixer, with decay inputs in f32."""
-    by_chunks = _goes_by_chunks(heads, block_shared_bytes)
+    by_chunks = _goes_by_chunks(heads, block_shared_bytes, has_warpgroups)
     made: tuple[Kernel, ...] = (make_columns(heads, True),)
     if by_chunks:
-        made = (make_chunk_operands(heads, True), _scan(heads))
+        made = (make_chunk_operands(heads, True), _scan(heads, has_warpgroups)[0])
     ways = (False, True) if can_stage(heads) else (False,)
     return (
         *made,
@@ -200,18 +204,21 @@ def is_chunked(heads: DeltaHeads) -> bool:
     return heads.key_dim == heads.value_dim == WIDTH and heads.sharing <= MAX_SHARING
 
 
-def _goes_by_chunks(heads: DeltaHeads, block_shared_bytes: int) -> bool:
-    return is_chunked(heads) and _scan(heads).dynamic_shared_bytes <= block_shared_bytes
+def _goes_by_chunks(heads: DeltaHeads, block_shared_bytes: int, has_warpgroups: bool) -> bool:
+    if not is_chunked(heads):
+        return False
+    return _scan(heads, has_warpgroups)[0].dynamic_shared_bytes <= block_shared_bytes
 
 
-def _scan_columns(heads: DeltaHeads) -> int:
-    """Columns of a state that a block owns: narrow ones where they find a multiprocessor each."""
-    return 32 if heads.num_value_heads * (WIDTH // 32) <= _MULTIPROCESSORS else 64
+def _scan(heads: DeltaHeads, has_warpgroups: bool) -> tuple[Kernel, int]:
+    """Kernel that advances a state over chunks, and the columns of the state that a block owns.
 
-
-def _scan(heads: DeltaHeads) -> Kernel:
-    """Kernel that advances a state over chunks."""
-    return make_scan(heads, _scan_columns(heads))
+    Without warpgroups narrow blocks serve where they find a multiprocessor each.
+    """
+    if has_warpgroups:
+        return make_wide_scan(heads), WIDE_COLUMNS
+    columns = 32 if heads.num_value_heads * (WIDTH // 32) <= _MULTIPROCESSORS else 64
+    return make_scan(heads, columns), columns
 
 
 def _column_sizes(heads: DeltaHeads) -> tuple[int, ...]:
@@ -272,9 +279,10 @@ def _advance_chunks(
         ),
     )
     if chunks:
+        kernel, columns = _scan(heads, stream.has_warpgroups)
         stream.launch(
-            _scan(heads),
-            (heads.num_value_heads, WIDTH // _scan_columns(heads), 1),
+            kernel,
+            (heads.num_value_heads, WIDTH // columns, 1),
             (rows, factors, values, state.matrices.address, slot.address, chunks),
         )
     return values

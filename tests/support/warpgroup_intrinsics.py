@@ -1,0 +1,103 @@
+"""Intrinsics of `ninfer.cuda.ptx` where every thread of a block is one Python thread.
+
+Source: PTX ISA manual.
+"""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.counting_threads import counting_instructions
+from tests.support.matrix_threads import matrix_instructions
+from tests.support.warp_votes import vote_instructions
+from tests.support.word_arithmetic import (
+    bf16_word,
+    half_value,
+    multiply_add_pair,
+    permute_bytes,
+)
+
+
+def left_rows(held: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+    """Rows of a warp's left operand, from the words of its lanes: four for 16 elements along K."""
+    rows = np.zeros((16, 4 * len(held[0])))
+    for lane, words in enumerate(held):
+        for index, word in enumerate(words):
+            row = lane // 4 + index % 2 * 8
+            k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2
+            low, high = (word & 0xFFFF) << 16, word & 0xFFFF0000
+            rows[row, k : k + 2] = np.array([low, high], np.uint32).view(np.float32)
+    return rows
+
+
+def intrinsics(block: Any, wait_s: float, shared: int) -> SimpleNamespace:
+    """What stands in for `ninfer.cuda.ptx`.
+
+    Args:
+        block: memories, barriers and threads.
+        wait_s: how long a thread waits for others.
+        shared: address of the first byte of dynamic shared memory.
+    """
+    made: dict[str, Any] = {}
+    for prefix in ("load_", "once_", "shared_"):
+        for name, dtype, count in (
+            ("u32x4", np.uint32, 4), ("u32x2", np.uint32, 2), ("u32", np.uint32, 1),
+            ("f32x4", np.float32, 4), ("f32x2", np.float32, 2), ("f32", np.float32, 1),
+        ):  # fmt: skip
+            made[prefix + name] = _loader(block, dtype, count)
+
+    def store_if(dtype: Any) -> Callable[[Any, Any, Any], None]:
+        def store(mask: Any, address: Any, value: Any) -> None:
+            if mask:
+                block.store(address, [dtype(value)], dtype)
+
+        return store
+
+    return SimpleNamespace(
+        **made,
+        **matrix_instructions(block, wait_s),
+        **vote_instructions(block, wait_s),
+        **counting_instructions(block, wait_s),
+        load_i32=lambda address: block.load(address, np.int32),
+        copy_async_16=block.copy_async,
+        close_copies=block.close_copies,
+        wait_copies_0=lambda: block.wait_copies(0),
+        wait_copies_1=lambda: block.wait_copies(1),
+        sync_warp=lambda: block.warps[block.place.thread // 32].wait(wait_s),
+        fence_shared_async=lambda: None,
+        power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),
+        square_root=lambda x: np.float32(np.sqrt(np.float64(x))),
+        reciprocal=lambda x: np.float32(1 / np.float64(x)),
+        put_shared_u32x4=lambda address, *values: block.store(address, values, np.uint32),
+        shared_address=lambda array: np.uint32(shared),
+        divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
+        load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
+        put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
+        put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
+        fused_multiply_add=lambda a, b, c: np.float32(float(a) * float(b) + float(c)),
+        transpose_matrix=block.transpose,
+        store_u32=lambda address, value: block.store(address, [value], np.uint32),
+        put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
+        store_u32x4=lambda address, *values: block.store(address, values, np.uint32),
+        store_f32x2=lambda address, *values: block.store(address, values, np.float32),
+        store_f32=lambda address, value: block.store(address, [value], np.float32),
+        store_f32_if=store_if(np.float32),
+        store_u16_if=store_if(np.uint16),
+        bf16x2_of_f32=lambda low, high: np.uint32(bf16_word(low) | bf16_word(high) << 16),
+        f32_of_bits=lambda word: np.uint32(word).view(np.float32),
+        f32_of_f16=lambda word: half_value(int(word)),
+        f32_of_upper_f16=lambda word: half_value(int(word) >> 16),
+        add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
+        multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
+        permute_bytes=permute_bytes,
+        multiply_add_bf16x2=multiply_add_pair,
+        release_successor=lambda: None,
+        wait_for_predecessor=lambda: None,
+    )
+
+
+def _loader(block: Any, dtype: Any, count: int) -> Callable[[Any], Any]:
+    return lambda address: block.load(address, dtype, count)
