@@ -198,6 +198,10 @@ smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 largest_of_warp = define("redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
+lanes_alike = define(  # mask of the lanes that have the same word
+    "match.any.sync.b32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
+)
+lanes_below = define("mov.u32 $0, %lanemask_lt;", [_U32], [])
 smallest_of_warp = define("redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
 matching_lanes = define(  # those of the warp whose word is the same
     "match.any.sync.b32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True

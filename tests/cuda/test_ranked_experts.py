@@ -110,7 +110,7 @@ def test_gate_finds_the_experts_of_its_tokens() -> None:
 @pytest.mark.slow
 def test_down_adds_the_chosen_and_the_shared_expert() -> None:
     rng = np.random.default_rng(4)
-    hidden, width, shared_width = 32, 128, 200
+    hidden, width, shared_width = 32, 384, 200
     stored, values = weight(rng, TensorFormat.Q5, EXPERTS * hidden, width)
     shared_stored, shared_values = weight(rng, TensorFormat.W8, hidden, shared_width)
     active_words, active = rounded(rng.normal(0, width**-0.5, (TOKENS * CHOSEN, width)))
@@ -130,7 +130,7 @@ def test_down_adds_the_chosen_and_the_shared_expert() -> None:
     names = ("weight", "shared", "active", "router", "gate_up", "residual")
     arguments: list[Any] = [np.uint64(at[name]) for name in names]
     arguments += [np.int32(extent) for extent in (hidden, width, shared_width, CHOSEN)]
-    kernel = make_down_ranked(TensorFormat.Q5, 1, TensorFormat.W8, 2, EXPERTS)
+    kernel = make_down_ranked(TensorFormat.Q5, 3, TensorFormat.W8, 2, EXPERTS)
     kernel = replace(kernel, threads=expert_down_ranked.THREADS)
 
     launch(MODULES, octets, kernel, (hidden // 16, 1, 1), arguments)

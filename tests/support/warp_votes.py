@@ -21,7 +21,13 @@ def vote_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]
             barrier = barriers.setdefault(key, threading.Barrier(int(count)))
         barrier.wait(wait_s)
 
+    def lanes_alike(value: Any) -> Any:
+        found = _gather(block, wait_s, int(value))
+        return np.uint32(sum(1 << lane for lane, word in enumerate(found) if word == int(value)))
+
     return {
+        "lanes_alike": lanes_alike,
+        "lanes_below": lambda: np.uint32((1 << block.place.thread % 32) - 1),
         "sync_threads": sync_threads,
         "largest_of_warp": lambda value: np.uint32(max(_gather(block, wait_s, value))),
         "smallest_of_warp": lambda value: np.uint32(min(_gather(block, wait_s, value))),

@@ -34,7 +34,7 @@ from ninfer.kernels.cuda.expert_rank_block import (
     make_rank_block,
     weight_of,
 )
-from ninfer.kernels.cuda.group_products import make_multiply
+from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.skinny_shape import PARTS
@@ -50,7 +50,8 @@ THREADS: Final = (WARPS + SHARED_WARPS) * WARP
 
 _REGISTERS: Final = 64  # so that a block fits beside two of `expert_gate_ranked`
 _DECLARED_THREADS: Final = 512  # of which two blocks leave a thread so many
-_MANY_HIGH_BYTES: Final = 256  # of a format whose masks find no registers
+_UNIT_SLABS: Final = 2
+_MANY_HIGH_BYTES: Final = 256  # of a format that needs registers for one tile at a time
 _ROW_BYTES: Final = TILE_ROWS * 4
 
 Address = Any
@@ -84,9 +85,9 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
     scratch_at = gate_at + 16
     rank_block, make_part = make_rank_block(num_experts), _make_part(shared_format, shared_tiles)
     ask, bring_column = _make_ask(format, k_tiles), make_bring_column(k_tiles)
-    is_roomy = PAIR_FORMATS[format].high_bytes < _MANY_HIGH_BYTES
-    multiply = make_column_multiply(format, k_tiles, keeps_masks=is_roomy)
-    finish = _make_finish(shared_tiles)
+    multiply, finish = _make_multiply(format, k_tiles), _make_finish(shared_tiles)
+    if PAIR_FORMATS[format].high_bytes >= _MANY_HIGH_BYTES:
+        multiply = make_column_multiply(format, k_tiles, keeps_masks=False)
 
     def down(
         codes: int,
@@ -193,6 +194,49 @@ def _make_ask(format: TensorFormat, k_tiles: int) -> Any:
         ptx.close_copies()
 
     return ask
+
+
+def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
+    """Products of a slot: the same column eight times, of which column 0 is looked at.
+
+    A tile's products are a chain of latencies, whose gaps those of a second tile fill.
+    """
+    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, _UNIT_SLABS)
+    tile_bytes, num_words, num_sums = PAIR_FORMATS[format].tile_bytes, 4 * _UNIT_SLABS, 2 * groups
+    products = make_multiply(format, 1, 1, _UNIT_SLABS)
+
+    @device_function
+    def multiply_tile(
+        rows: Address, column: Address, sums: Address, lane: Index, total: Array
+    ) -> None:
+        x = cuda.local.array(num_words, uint32)
+        s = cuda.local.array(num_sums, float32)
+        at = column + (uint32(lane) & uint32(3)) * uint32(16)
+        for unit in range(4 // _UNIT_SLABS):
+            for slab in range(_UNIT_SLABS):
+                i = 4 * slab
+                place = at + uint32((unit * _UNIT_SLABS + slab) * 64)
+                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
+            if has_sums:
+                for g in range(groups):
+                    value = ptx.shared_f32(sums + uint32((unit * groups + g) * 4))
+                    s[2 * g], s[2 * g + 1] = value, value
+            products(rows, lane, unit, x, s, total)
+
+    @device_function
+    def multiply(rows: Address, column: Address, lane: Index, total: Array) -> None:
+        sums = column + uint32(k_tiles * 256)
+        for _ in range(k_tiles // 2):
+            multiply_tile(rows, column, sums, lane, total)
+            other = rows + uint32(tile_bytes)
+            multiply_tile(other, column + uint32(256), sums + uint32(8), lane, total)
+            rows += uint32(2 * tile_bytes)
+            column += uint32(2 * 256)
+            sums += uint32(2 * 8)
+        if k_tiles % 2 == 1:
+            multiply_tile(rows, column, sums, lane, total)
+
+    return multiply
 
 
 def _make_part(format: TensorFormat, k_tiles: int) -> Any:

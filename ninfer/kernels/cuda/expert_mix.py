@@ -4,7 +4,7 @@
     `expert_down_ranked`   ranking, down of the chosen experts, the shared expert, the sum
 
 What is launched for more tokens (`moe.mix`) has the same bits in more launches. Formats are what
-the published profile gives most layers.
+the published profile gives the three weights.
 """
 
 from typing import Final
@@ -26,7 +26,10 @@ from ninfer.kernels.cuda.launch import (
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.tensor import LinearInput, Matrix, Tensor, TensorFormat
 
-MIXED_FORMATS: Final = ((TensorFormat.Q4, TensorFormat.Q5, TensorFormat.W8),)
+MIXED_FORMATS: Final = (
+    (TensorFormat.Q4, TensorFormat.Q5, TensorFormat.W8),
+    (TensorFormat.Q4, TensorFormat.Q6, TensorFormat.W8),
+)
 """Formats of gate and up, of down, and of the shared expert's down."""
 
 

@@ -71,7 +71,7 @@ def make_rank_block(num_experts: int) -> Any:
         keys = scratch + uint32(warp) * uint32(WARP * 4)
         ptx.put_shared_u32(keys + uint32(lane) * uint32(4), key)
         ptx.sync_warp()
-        before = _count_before(keys, key, lane)
+        before = _count_before(keys, key)
         if before < int32(MOST_RANKED):
             at = scratch + uint32(warp * int32(MOST_RANKED) + before) * uint32(4)
             ptx.put_shared_u32(at + uint32(_KEYS_AT), key)
@@ -127,15 +127,12 @@ def _number(word: Any) -> Any:
 
 
 @device_function
-def _count_before(keys: Address, key: Any, lane: Index) -> Any:
-    """How many of a warp's experts are ranked before a lane's."""
-    count = int32(0)
+def _count_before(keys: Address, key: Any) -> Any:
+    """How many of a warp's experts are ranked before a lane's: larger, or equal and lower."""
+    count = int32(cuda.popc(ptx.lanes_alike(key) & ptx.lanes_below()))
     for i in range(8):
         k0, k1, k2, k3 = ptx.shared_u32x4(keys + uint32(16 * i))
-        count += _is_before(k0, int32(4 * i), key, lane)
-        count += _is_before(k1, int32(4 * i + 1), key, lane)
-        count += _is_before(k2, int32(4 * i + 2), key, lane)
-        count += _is_before(k3, int32(4 * i + 3), key, lane)
+        count += int32(k0 > key) + int32(k1 > key) + int32(k2 > key) + int32(k3 > key)
     return int32(count)
 
 
