@@ -11,9 +11,11 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.kernels.cuda import (
     coded_columns,
+    coded_gate,
     coded_output,
     coded_product,
     coded_weights,
+    column_image,
     device_functions,
     product_output,
     weight_pairs,
@@ -22,7 +24,8 @@ from ninfer.kernels.cuda import (
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
 from ninfer.kernels.cuda.coded_shape import Coded
-from ninfer.kernels.cuda.column_image import image_of
+from ninfer.kernels.cuda.column_image import BLOCK_BYTES, BLOCK_FEATURES, image_bytes, image_of
+from ninfer.kernels.cuda.fragments import padded_width
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
@@ -34,8 +37,10 @@ from tests.support.oracles.linear import random_payload, weight_values
 MODULES = (
     coded_product,
     coded_columns,
+    coded_gate,
     coded_output,
     coded_weights,
+    column_image,
     weight_pairs,
     weight_tiles,
     device_functions,
@@ -53,13 +58,14 @@ def words(seed: int, *shape: int) -> Words:
 def coded(
     shape: Coded,
     ending: Ending,
-    output: Output,
+    output: int,
     x: Words,
     parent: tuple[int, int],
     rows: slice,
     before: npt.NDArray[Any],
     first_column: int,
     blocks: int,
+    out_width: int | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
     """Run a product between poison; return the output and what float64 makes of it."""
     payload = random_payload(np.random.default_rng(9), shape.format, *parent)
@@ -85,7 +91,7 @@ def coded(
             rows.start,
             rows.stop - rows.start,
             len(x),
-            before.shape[1],
+            before.shape[1] if out_width is None else out_width,
             first_column,
             output,
             0,
@@ -130,6 +136,75 @@ def test_blocks_share_tiles_and_take_them_one_after_the_other(
     )  # fmt: skip
 
     expect_close(bf16_to_f32(got), exact)
+
+
+@pytest.mark.parametrize(
+    ("format", "tile_columns", "columns", "width", "blocks"),
+    [
+        (TensorFormat.Q4, 128, 130, 128, 2),
+        (TensorFormat.Q5, 256, 140, 64, 1),
+        (TensorFormat.Q6, 64, 9, 64, 1),
+        (TensorFormat.W8, 64, 70, 64, 1),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_gated_products_are_an_image(
+    format: TensorFormat,
+    tile_columns: int,
+    columns: int,
+    width: int,
+    blocks: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks of features behind the width and rows around the view belong to nobody."""
+    monkeypatch.setattr(coded_gate, "math", SimpleNamespace(exp=np.exp))
+    values = np.random.default_rng(4).standard_normal((columns, 200)) / 512
+    x, parent = f32_to_bf16(values.astype(np.float32)), (2 * width + 32, 200)
+    k_blocks = padded_width(width) // BLOCK_FEATURES
+    image = np.full(image_bytes(columns, width) // 2, 0x7FC1, np.uint16)
+
+    got, sums = coded(
+        Coded(format, tile_columns, 3, band=2), Ending.GATED, width // 16, x, parent,
+        slice(16, 16 + 2 * width), image, 0, blocks, out_width=k_blocks,
+    )  # fmt: skip
+
+    gate, up = np.split(bf16_to_f32(f32_to_bf16(sums)).astype(np.float64), 2, axis=1)
+    with np.errstate(over="ignore"):
+        expected = f32_to_bf16((gate / (1 + np.exp(-gate)) * up).astype(np.float32))
+    places = image_of(np.arange(1, columns * width + 1, dtype=np.uint16).reshape(columns, width))
+    order = np.argsort(places.view(np.uint16), kind="stable")[-columns * width :]
+    found, wanted = bf16_to_f32(got[order]), bf16_to_f32(expected).reshape(-1)
+    expect_close(found, wanted)
+    assert np.mean(found == wanted) > 0.97  # others are at the edge of a rounding
+    assert np.all(np.delete(got, order) == 0x7FC1)
+
+
+def test_a_part_of_gated_products_has_gates_and_ups_of_its_own_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of two blocks of features: its rows lie among those of the first."""
+    monkeypatch.setattr(coded_gate, "math", SimpleNamespace(exp=np.exp))
+    values = np.random.default_rng(7).standard_normal((20, 128)) / 512
+    x, parent = f32_to_bf16(values.astype(np.float32)), (272, 128)
+    block = np.full(BLOCK_BYTES // 2, 0x7FC1, np.uint16)
+
+    got, _ = coded(
+        Coded(TensorFormat.Q4, 64, 3), Ending.GATED, 128 // 16, x, parent,
+        slice(16 + 64, 16 + 64 + 128), block, 0, 1, out_width=2,
+    )  # fmt: skip
+
+    payload = random_payload(np.random.default_rng(9), TensorFormat.Q4, *parent)
+    weights = weight_values(TensorFormat.Q4, payload, *parent).astype(np.float32)
+    sums = bf16_to_f32(x).astype(np.float64) @ bf16_to_f32(f32_to_bf16(weights)).T
+    rounded = bf16_to_f32(f32_to_bf16(sums.astype(np.float32))).astype(np.float64)
+    gate, up = rounded[:, 16 + 64 : 16 + 128], rounded[:, 16 + 192 : 16 + 256]
+    with np.errstate(over="ignore"):
+        expected = f32_to_bf16((gate / (1 + np.exp(-gate)) * up).astype(np.float32))
+    places = image_of(np.pad(expected, ((0, 0), (0, 64)))).view(np.uint16)[: block.size]
+    live = places.reshape(128, 64)[:20]
+    found = bf16_to_f32(got.reshape(128, 64)[:20])
+    assert np.mean(found == bf16_to_f32(live)) > 0.97
+    expect_close(found, bf16_to_f32(live))
 
 
 @pytest.mark.parametrize("band", [1, 2, 4, 8])

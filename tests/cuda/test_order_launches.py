@@ -185,3 +185,63 @@ def test_rounds_of_more_rows_than_fragments_have_are_refused() -> None:
         attention.paged_decode(
             stream, queries, tensor(MANY, 56 * 256), *places, 0.1, columns(MANY, 6144)
         )
+
+
+@pytest.mark.parametrize(
+    ("count", "has_warpgroups", "width", "first_row", "is_one"),
+    [
+        (MANY, True, 256, 0, True),
+        (MANY, True, 256, 16, True),
+        (FEW, True, 256, 0, False),
+        (MANY, False, 256, 0, False),
+        (MANY, True, 192, 0, False),
+        (MANY, True, 256, 8, False),
+    ],
+)
+def test_gated_products_are_one_launch_where_columns_and_rows_suit(
+    count: int, has_warpgroups: bool, width: int, first_row: int, is_one: bool
+) -> None:
+    stream: Any = Launches(has_warpgroups)
+    out, between = columns(count, width), tensor(count, 2 * width)
+    gate_up = matrix(2 * width + 64, 128).rows(first_row, 2 * width)
+
+    linear.project_gated(stream, columns(count, 128), gate_up, between, out)
+
+    if is_one:
+        (name,) = stream.names
+        assert name.startswith("coded_q4_gated_")
+        assert stream.arguments[0][2] == out.storage.address
+        assert stream.arguments[0][8] == width // 64
+    else:
+        assert stream.names[-1].startswith("swiglu")
+        assert len(stream.names) == 2
+
+
+def test_parts_of_gated_products_have_their_own_gates_ups_and_features() -> None:
+    stream: Any = Launches(True)
+    out, gate_up = columns(1000, 17408), matrix(34816 + 32, 5120).rows(32, 34816)
+
+    linear.project_gated(stream, columns(1000, 5120), gate_up, tensor(1000, 34816), out)
+
+    assert len(stream.names) > 1
+    done = 0
+    for number, arguments in enumerate(stream.arguments):
+        _, _, to, _, _, first_row, num_rows, _, k_blocks, _, apart, follows = arguments
+        assert num_rows % 128 == 0
+        assert first_row == 32 + done
+        assert to == out.storage.address + done // 64 * 16384
+        assert (k_blocks, apart, follows) == (17408 // 64, 17408 // 16, number)
+        done += num_rows // 2
+    assert done == 17408
+
+
+def test_gated_products_of_plain_weights_are_two_launches() -> None:
+    """The only format whose kernel has no registers left for the gates."""
+    stream: Any = Launches(True)
+    nbytes = linear.resident_bytes(TensorFormat.BF16, 512, 128)
+    gate_up = Matrix(TensorFormat.BF16, tensor(nbytes, dtype=DType.U8), 512, 128, 0, 512)
+
+    linear.project_gated(stream, columns(MANY, 128), gate_up, tensor(MANY, 512), columns(MANY, 256))
+
+    assert stream.names[0].startswith("coded_bf16_bf16_")
+    assert stream.names[1:] == ["swiglu_image"]

@@ -31,6 +31,7 @@ from ninfer.kernels.cuda.pointwise import make_swiglu
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_shape
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
+from tests.support.gate_values import make_gate_values
 from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
 
 
@@ -54,6 +55,7 @@ def test_variants() -> tuple[Kernel, ...]:
         make_rank_and_gate(16, True),
         make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),
+        make_gate_values(),
         *narrow_variants(),
     )
 

@@ -12,8 +12,10 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
+from ninfer.kernels.cuda.coded_shape import WARPS
 from ninfer.kernels.cuda.coded_turns import NARROWEST, Request, plan, shapes_for
-from ninfer.kernels.cuda.column_image import BLOCK_FEATURES
+from ninfer.kernels.cuda.column_image import BLOCK_BYTES, BLOCK_FEATURES
+from ninfer.kernels.cuda.fragments import PADDING
 from ninfer.kernels.cuda.launch import blocks_for
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS, WeightLayout
@@ -84,6 +86,41 @@ def multiply_coded(
                 ),
             )
             follows = 1
+
+
+def is_gateable(gate_up: Matrix) -> bool:
+    """Whether `multiply_gated` takes a weight: whole tiles, and no padding behind its features."""
+    is_whole = gate_up.first_row % TILE_ROWS == 0 and gate_up.num_rows % (2 * PADDING) == 0
+    return is_whole and bool(shapes_for(gate_up.format, Ending.GATED))
+
+
+def multiply_gated(stream: CudaStream, x: LinearInput, gate_up: Matrix, out: LinearInput) -> None:
+    """Enqueue products of the columns of an image that are gated into another one."""
+    layout = WeightLayout(gate_up.format, gate_up.parent_rows, gate_up.num_columns)
+    request = Request(gate_up.format, gate_up.num_rows // TILE_ROWS, Ending.GATED)
+    k_blocks = layout.k_tiles * (TILE_FEATURES // BLOCK_FEATURES)
+    columns = blocks_for(x.num_columns, NARROWEST) * NARROWEST
+    (parts,) = plan((request,), k_blocks, columns, stream.num_multiprocessors)
+    for follows, (shape, first_tile, row_tiles) in enumerate(parts):
+        # Half of a part's rows are gates; its features are whole blocks of the image.
+        stream.launch(
+            make_coded_product(shape, Ending.GATED),
+            shape.grid(row_tiles, x.num_columns, stream.num_multiprocessors),
+            (
+                gate_up.storage.address,
+                x.storage.address,
+                out.storage.address + first_tile // WARPS * BLOCK_BYTES,
+                layout.k_tiles,
+                layout.row_tiles,
+                gate_up.first_row + first_tile * TILE_ROWS // 2,
+                row_tiles * TILE_ROWS,
+                x.num_columns,
+                out.width // BLOCK_FEATURES,
+                0,
+                out.width // TILE_ROWS,
+                follows,
+            ),
+        )
 
 
 def declared() -> tuple[Kernel, ...]:

@@ -8,6 +8,7 @@ Pieces of 16 bytes are swizzled by the column so that neither side meets a bank 
     BF16   rounded and stored in pieces of eight; everything is a multiple of eight
     ADD    added in f32 to the bf16 that is there, rounded, stored likewise
     ANY    every mode of `product_output`, element by element
+    GATED  SwiGLU of gate and up rows, written as an image: `coded_gate`
 """
 
 import enum
@@ -17,6 +18,7 @@ from numba import cuda, int32, uint32, uint64
 
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.coded_gate import make_gated_ending
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.product_output import store_product
 
@@ -36,6 +38,7 @@ class Ending(enum.Enum):
     BF16 = enum.auto()
     ADD = enum.auto()
     ANY = enum.auto()
+    GATED = enum.auto()
 
 
 def make_ending(ending: Ending, tile_columns: int) -> Any:
@@ -45,6 +48,8 @@ def make_ending(ending: Ending, tile_columns: int) -> Any:
     of the output, column of the output where row 0 goes, mode); rows count from the view's first,
     which may lie behind the tile's.
     """
+    if ending is Ending.GATED:
+        return make_gated_ending(tile_columns, _GROUP_BYTES)
     if ending is Ending.ADD:
         return _make_added(tile_columns // _ADDED_COLUMNS)
     make_part, part_columns = (_make_any, 64)

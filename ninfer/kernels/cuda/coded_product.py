@@ -8,7 +8,8 @@ more, two blocks behind the one that is being multiplied, so that it hardly ever
 The weights are the left operand, which warpgroups take from registers in the order of m16n8k16,
 and that is the order in which tiles are stored (`weight_layout`): no weight passes through shared
 memory, and none is expanded in memory. Codes are exact in f32 and so is a code times its scale: a
-value is rounded once. While the tensor cores multiply one block the warps decode the next.
+value is rounded once. While the tensor cores multiply one block the warps decode the next. Of gate
+and up rows that are gated at the end, a warp has half a tile of either (`coded_gate`).
 
 A block of the grid stays and takes one tile of products after the other; tiles are numbered in
 bands of neighbouring columns, so that those which run together share weights in the second-level
@@ -163,6 +164,7 @@ def _make_walk(shape: Coded) -> Any:
         parity: Index,
         at: Address,
         next_at: Address,
+        apart: Address,
         k_tiles: Index,
         lane: Index,
         total: Array,
@@ -186,9 +188,9 @@ def _make_walk(shape: Coded) -> Any:
                 at = next_at
             # Of the tile at hand, the first half of the features is decoded already.
             if is_split:
-                load(at, lane, 0, now, extra)
+                load(at, apart, lane, 0, now, extra)
             else:
-                load(at, lane, 0, then, more)
+                load(at, apart, lane, 0, then, more)
             step(ring, slot, parity, k == 0, lane, total, even)
             refill(
                 ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
@@ -196,7 +198,7 @@ def _make_walk(shape: Coded) -> Any:
             slot, parity = _advance(slot, parity, stages)
             decode(now, extra, 1, odd)
             if is_split:
-                load(at, lane, 1, now, extra)
+                load(at, apart, lane, 1, now, extra)
             step(ring, slot, parity, 0, lane, total, odd)
             refill(
                 ring, slot, columns, column_tiles, row_blocks, last, pitch, k_blocks, ahead, place
@@ -213,14 +215,25 @@ def _make_walk(shape: Coded) -> Any:
     return walk
 
 
-def _make_tile_address(format: TensorFormat) -> Any:
-    """Where the first of a row's stored tiles lies; rows behind the last read the last."""
+def _make_tile_address(format: TensorFormat, is_gated: bool) -> Any:
+    """Where the first of a warp's stored tiles lies; rows behind the last read the last.
+
+    Of gate and up a warp has half a tile of either: `_make_apart` says how far up lies from gate.
+    """
     tile_bytes = PAIR_FORMATS[format].tile_bytes
+    record_bytes = tile_bytes // 2
 
     @device_function
-    def tile_address(weights: Address, row: Index, parent_tiles: Index, k_tiles: Index) -> Address:
-        place = uint64(min(row, parent_tiles - int32(1))) * uint64(k_tiles)
-        return weights + place * uint64(tile_bytes)
+    def tile_address(
+        weights: Address, warp: Index, first_tile: Index, row: Index, parent_tiles: Index,
+        k_tiles: Index,
+    ) -> Address:  # fmt: skip
+        if is_gated:
+            stored = first_tile + row * int32(4) + (warp >> int32(1))
+            weights += uint64(warp & int32(1)) * uint64(record_bytes)
+        else:
+            stored = min(first_tile + row * int32(8) + warp, parent_tiles - int32(1))
+        return weights + uint64(stored) * uint64(k_tiles) * uint64(tile_bytes)
 
     return tile_address
 
@@ -233,11 +246,27 @@ def _begin(follows: Index) -> None:
     ptx.release_successor()
 
 
+def _make_apart(format: TensorFormat, is_gated: bool) -> Any:
+    """Bytes from a warp's upper rows to its lower ones; of gates ``mode`` counts stored tiles."""
+    tile_bytes = PAIR_FORMATS[format].tile_bytes
+    record_bytes = tile_bytes // 2
+
+    @device_function
+    def apart(mode: Index, k_tiles: Index) -> Address:
+        if is_gated:
+            return uint64(mode) * uint64(k_tiles) * uint64(tile_bytes)
+        return uint64(record_bytes)
+
+    return apart
+
+
 def _make_consume(shape: Coded, ending: Ending) -> Any:
     """A warp: its 16 weight rows of every tile."""
     format, staging_at, tile_columns = shape.format, shape.staging_at, shape.tile_columns
     tile_bits, num_sums = tile_columns.bit_length() - 1, tile_columns // 2
-    tile_address, release = _make_tile_address(format), _make_release(shape)
+    is_gated = ending is Ending.GATED
+    tile_address, find_apart = _make_tile_address(format, is_gated), _make_apart(format, is_gated)
+    release = _make_release(shape)
     words, is_split = lane_words(format).words, lane_words(format).is_split
     load, decode = make_load(format), make_decode(format)
     find, walk, start = make_place(shape), _make_walk(shape), make_start(shape)
@@ -266,18 +295,18 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
         row_blocks = (row_blocks + int32(7)) >> int32(3)
         last = (num_columns - int32(1)) >> int32(7)
         lane = int32(cuda.threadIdx.x) & int32(31)
-        first_tile = (first_row >> int32(4)) + warp
+        first_tile, apart = first_row >> int32(4), find_apart(mode, k_tiles)
         total = cuda.local.array(num_sums, float32)
         now, extra = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
         even = cuda.local.array(16, uint32)
         ahead, place = cuda.local.array(2, uint64), cuda.local.array(3, int32)
         tile, slot, parity = int32(cuda.blockIdx.x), uint32(0), uint32(0)
         column, row = find(tile, column_tiles, row_blocks)
-        at = tile_address(weights, first_tile + row * int32(8), parent_tiles, k_tiles)
+        at = tile_address(weights, warp, first_tile, row, parent_tiles, k_tiles)
         # Weights are constants: they are read before the predecessor has ended.
-        load(at, lane, 0, now, extra)
+        load(at, apart, lane, 0, now, extra)
         if is_split:
-            load(at, lane, 1, now, extra)
+            load(at, apart, lane, 1, now, extra)
         _begin(follows)
         start(ring, columns, column_tiles, row_blocks, last, k_tiles * int32(2), ahead, place)
         decode(now, extra, 0, even)
@@ -286,8 +315,7 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
             next_column, next_row = column, row
             if following < column_tiles * row_blocks:
                 next_column, next_row = find(following, column_tiles, row_blocks)
-            target = first_tile + next_row * int32(8)
-            next_at = tile_address(weights, target, parent_tiles, k_tiles)
+            next_at = tile_address(weights, warp, first_tile, next_row, parent_tiles, k_tiles)
             for i in range(num_sums):
                 total[i] = float32(0.0)
             slot, parity = walk(
@@ -296,6 +324,7 @@ def _make_consume(shape: Coded, ending: Ending) -> Any:
                 parity,
                 at,
                 next_at,
+                apart,
                 k_tiles,
                 lane,
                 total,

@@ -102,6 +102,8 @@ def tiles_of(format: TensorFormat, columns: int) -> Coded:
 def shapes_for(format: TensorFormat, ending: Ending) -> tuple[Coded, ...]:
     """Shapes of tiles that there are kernels for, the largest first."""
     widths: tuple[int, ...] = (256, 128, NARROWEST)
+    if ending is Ending.GATED and format is TensorFormat.BF16:
+        return ()  # 64 words of weights leave none to what gates sums of 256 columns
     # Sums of 256 columns leave few registers to an ending: to one of any extent, and where a
     # lane holds 64 words of weights to one that adds.
     if ending is Ending.ANY or (ending is Ending.ADD and format is TensorFormat.BF16):

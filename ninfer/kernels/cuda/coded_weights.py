@@ -50,59 +50,58 @@ def lane_words(format: TensorFormat) -> LaneWords:
 
 
 def make_load(format: TensorFormat) -> Any:
-    """Make ``(tile, lane, half, words, extra)``: a lane's part of the tile at an address.
+    """Make ``(tile, apart, lane, half, words, extra)``: a lane's part of the tile at an address.
 
-    Of formats that are split, ``half`` chooses the features; of others it means nothing.
+    The record of the lower rows lies ``apart`` bytes behind that of the upper ones: its size where
+    they are a stored tile. Of formats that are split, ``half`` chooses the features; of others it
+    means nothing.
     """
     layout, is_split = PAIR_FORMATS[format], lane_words(format).is_split
-    record, code_bytes = layout.record_bytes, layout.code_bytes
+    code_bytes = layout.code_bytes
     count = 1 if is_split else code_bytes // 512  # units of 512 bytes in a half, or in all
-    load_extra = _make_load_scales(format) if is_split else _make_load_extra(format)
+    load_extra = _load_scales if is_split else _make_load_extra(format)
 
     @device_function
-    def load(tile: Address, lane: Index, half: int, words: Array, extra: Array) -> None:
+    def load(
+        tile: Address, apart: Address, lane: Index, half: int, words: Array, extra: Array
+    ) -> None:
         for unit in range(count):
             first = half * count + unit if is_split else unit
             at = tile + uint64(first * 512) + uint64(lane * 16)
             i = 8 * first
             words[i], words[i + 1], words[i + 2], words[i + 3] = ptx.once_u32x4(at)
-            at += uint64(record)
+            at += apart
             words[i + 4], words[i + 5], words[i + 6], words[i + 7] = ptx.once_u32x4(at)
-        load_extra(tile + uint64(code_bytes), lane, half, extra)
+        load_extra(tile + uint64(code_bytes), apart, lane, half, extra)
 
     return load
 
 
-def _make_load_scales(format: TensorFormat) -> Any:
+@device_function
+def _load_scales(extras: Address, apart: Address, lane: Index, half: int, extra: Array) -> None:
     """W8: scales of half of the features."""
-    record = PAIR_FORMATS[format].record_bytes
-
-    @device_function
-    def load_scales(extras: Address, lane: Index, half: int, extra: Array) -> None:
-        at = extras + uint64((lane >> 2) * 8 + half * 4)
-        extra[4 + half] = ptx.once_u32(at)
-        extra[6 + half] = ptx.once_u32(at + uint64(record))
-
-    return load_scales
+    at = extras + uint64((lane >> 2) * 8 + half * 4)
+    extra[4 + half] = ptx.once_u32(at)
+    extra[6 + half] = ptx.once_u32(at + apart)
 
 
 def _make_load_extra(format: TensorFormat) -> Any:
     """High bits and scales of all features; BF16 has neither."""
     layout = PAIR_FORMATS[format]
-    record, high_bytes, scale_bytes = layout.record_bytes, layout.high_bytes, layout.scale_bytes
+    high_bytes, scale_bytes = layout.high_bytes, layout.scale_bytes
 
     @device_function
-    def load_extra(extras: Address, lane: Index, half: int, extra: Array) -> None:
+    def load_extra(extras: Address, apart: Address, lane: Index, half: int, extra: Array) -> None:
         if high_bytes == 128:
             at = extras + uint64(lane * 4)
-            extra[0], extra[2] = ptx.once_u32(at), ptx.once_u32(at + uint64(record))
+            extra[0], extra[2] = ptx.once_u32(at), ptx.once_u32(at + apart)
         if high_bytes == 256:
             at = extras + uint64(lane * 8)
             extra[0], extra[1] = ptx.once_u32x2(at)
-            extra[2], extra[3] = ptx.once_u32x2(at + uint64(record))
+            extra[2], extra[3] = ptx.once_u32x2(at + apart)
         if scale_bytes == 32:
             at = extras + uint64(high_bytes) + uint64((lane >> 2) * 4)
-            extra[4], extra[6] = ptx.once_u32(at), ptx.once_u32(at + uint64(record))
+            extra[4], extra[6] = ptx.once_u32(at), ptx.once_u32(at + apart)
         if scale_bytes == 0:
             # Zero bits of an address: a selector of bytes in order that the compiler cannot fold.
             extra[0] = uint32(0x3210) | uint32(extras >> uint64(62))

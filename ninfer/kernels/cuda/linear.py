@@ -100,7 +100,10 @@ def project(
 def project_gated(
     stream: CudaStream, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
 ) -> None:
-    """Write ``silu(gate . x) * (up . x)`` by way of the products."""
+    """Write ``silu(gate . x) * (up . x)``, in the kernel that multiplies where it can."""
+    if is_image(x.num_columns, stream.has_warpgroups) and coded_linear.is_gateable(gate_up):
+        coded_linear.multiply_gated(stream, x, gate_up, out)
+        return
     project(stream, x, gate_up, between, 0)
     pointwise.swiglu(stream, between, out)
 
