@@ -4,9 +4,10 @@
     python -m benchmarks.gpu_prefill --compile FOLDER
 
 In one run: PyTorch's bf16 products, where it is installed, as the ceiling; the multiplication alone
-in several tile shapes; then whole products as prefill makes them. Columns and weights are normal
-numbers: what a product draws, and so the clock, depends on the bits that change. Calls follow one
-another in a graph; median of five replays.
+in several tile shapes; then whole products as prefill makes them, and weights of the same columns
+together and one after the other. Columns and weights are normal numbers: what a product draws, and
+so the clock, depends on the bits that change. Calls follow one another in a graph; median of five
+replays.
 """
 
 import json
@@ -21,7 +22,7 @@ import numpy as np
 
 from benchmarks.gpu_check import Bench
 from benchmarks.gpu_linear import clock_mhz, replay_us
-from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, W8, Operands, Weights
+from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
 from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
@@ -148,6 +149,25 @@ def products(bench: Bench, weights: Weights, operands: Operands) -> dict[str, An
     return found
 
 
+def groups(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
+    """Weights of the same columns together, and one after the other: microseconds."""
+    found: dict[str, Any] = {}
+    for step in dict.fromkeys(step for steps in ROUNDS.values() for step in steps):
+        if len(step.weights) == 1:
+            continue
+        arena = bench.device.arena("group", step.nbytes + 4096)
+        matrices = weights.make_step(arena, step)
+        row: dict[str, Any] = {}
+        for count in (256, *COLUMNS):
+            together = partial(operands.call, matrices, count, False)
+            alone = [partial(operands.call, (matrix,), count, False) for matrix in matrices]
+            times = (replay_us(bench, calls * 2, 5) / 2 for calls in ([together], alone))
+            row[f"T={count}"] = [round(us, 1) for us in times]
+        found[step.name] = row
+        arena.close()
+    return found
+
+
 def run_kernels() -> list[Kernel]:
     """Everything that a run needs."""
     kernels = [*coded_linear.declared(), make_pack(False, True)]
@@ -180,6 +200,7 @@ def main(arguments: list[str]) -> None:
             name = f"alone {format.name} {rows}x{width}"
             note(name, alone(bench, weights, operands, format, rows, width))
         note("products", products(bench, weights, operands))
+        note("groups together, alone: us", groups(bench, weights, operands))
         note("clocks after", clock_mhz())
         bench.arena.close()
         bench.pinned.close()
