@@ -24,11 +24,12 @@ from ninfer.kernels.cuda.delta_round import make_decode
 from ninfer.kernels.cuda.delta_scan import make_scan
 from ninfer.kernels.cuda.delta_scan_wide import make_wide_scan
 from ninfer.kernels.cuda.expert_down import make_down
-from ninfer.kernels.cuda.expert_gate import make_gate
+from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
 from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
 from ninfer.kernels.cuda.expert_wide import ExpertWide, make_expert_wide
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.tensor import TensorFormat
 
 TINY = DeltaHeads(2, 4, 32, 32)
@@ -44,6 +45,7 @@ SMALL = [
     make_rows,
     make_combine,
 ]
+GATE_STAGES = walk_stages(TensorFormat.Q4, 16, MULTIPROCESSOR_SHARED)
 LARGE = [
     *(partial(make_split, 256, is_int8, split_stages(256, is_int8)) for is_int8 in (False, True)),
     partial(make_page_split, 256),
@@ -56,7 +58,10 @@ LARGE = [
     *(partial(make_decode, REAL, True, is_staged) for is_staged in (False, True)),
     partial(make_prefill_state, REAL),
     partial(make_decode, TINY, False, False),
-    *(partial(make_gate, TensorFormat.Q4, 16, 2, is_listed) for is_listed in (False, True)),
+    *(
+        partial(make_gate, TensorFormat.Q4, 16, 2, is_listed, GATE_STAGES)
+        for is_listed in (False, True)
+    ),
     *(partial(make_down, format, 4, 1) for format in (TensorFormat.Q5, TensorFormat.Q6)),
     partial(make_expert_wide, ExpertWide(TensorFormat.Q4, 128, True)),
     partial(make_expert_wide, ExpertWide(TensorFormat.Q5, 128, False)),
