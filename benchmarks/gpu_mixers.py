@@ -41,11 +41,11 @@ from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each
 from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
-from ninfer.kernels.cuda.expert_many import COLUMNS
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
 from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
-from ninfer.kernels.cuda.expert_wide import ExpertWide, make_expert_wide
+from ninfer.kernels.cuda.expert_wide import make_expert_wide
+from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.ops import attention, gated_delta, linear, moe
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
@@ -319,9 +319,8 @@ def compile_all(folder: Path) -> None:
     for kind in ((False, 1), (False, stages), (True, stages)):
         kernels.append(make_gate(GATE_UP_FORMAT, HIDDEN // 128, slot_steps(CHOSEN), *kind))
     kernels.append(make_down(DOWN_FORMAT, EXPERT_WIDTH // 128, slots_each(CHOSEN)))
-    for columns in COLUMNS:
-        kernels.append(make_expert_wide(ExpertWide(GATE_UP_FORMAT, columns, True)))
-        kernels.append(make_expert_wide(ExpertWide(DOWN_FORMAT, columns, False)))
+    kernels.append(make_expert_wide(ExpertWide(GATE_UP_FORMAT, True)))
+    kernels.append(make_expert_wide(ExpertWide(DOWN_FORMAT, False)))
     cache = KernelCache(folder)
     for kernel in kernels:
         cache.compiled(kernel, "sm_90")

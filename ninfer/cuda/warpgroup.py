@@ -55,6 +55,14 @@ wait_phase = define(  # until the phase of this parity has ended
     is_ordered=True,
 )
 
+# Four 8x8 matrices that lie over the lanes, their columns to the rows of the addresses.
+store_matrices_transposed = define(
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1,$2,$3,$4};",
+    [],
+    [_U32] * 5,
+    is_ordered=True,
+)
+
 # The same for the lanes whose first operand is not 0.
 init_barrier_if = define(
     "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; }",

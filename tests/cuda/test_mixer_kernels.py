@@ -28,7 +28,8 @@ from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
 from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
-from ninfer.kernels.cuda.expert_wide import ExpertWide, make_expert_wide
+from ninfer.kernels.cuda.expert_wide import make_expert_wide
+from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.tensor import TensorFormat
 
@@ -63,8 +64,8 @@ LARGE = [
         for is_listed in (False, True)
     ),
     *(partial(make_down, format, 4, 1) for format in (TensorFormat.Q5, TensorFormat.Q6)),
-    partial(make_expert_wide, ExpertWide(TensorFormat.Q4, 128, True)),
-    partial(make_expert_wide, ExpertWide(TensorFormat.Q5, 128, False)),
+    partial(make_expert_wide, ExpertWide(TensorFormat.Q4, True)),
+    partial(make_expert_wide, ExpertWide(TensorFormat.Q5, False)),
 ]  # fmt: skip
 
 

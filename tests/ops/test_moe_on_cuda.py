@@ -133,11 +133,15 @@ def _words(bench: CudaBench, values: Any) -> Any:
     return bench.read_tensor(bench.activations(values))
 
 
-def expected_of(layer: Layer, columns: Columns) -> Any:
+def expected_of(layer: Layer, columns: Columns, *, is_rounded: bool = False) -> Any:
+    """The formula in float64; of many tokens the weights may be rounded to bf16 before."""
     with CudaBench() as bench:
+        weights = layer.values()
+        if is_rounded:
+            weights = bench.rounded(weights[0]), bench.rounded(weights[1])
         added = expert_sum(
             bench.rounded(columns.x),
-            *layer.values(),
+            *weights,
             columns.experts.astype(np.int64),
             columns.weights.astype(np.float64),
             bench.rounded(columns.shared),
@@ -148,6 +152,12 @@ def expected_of(layer: Layer, columns: Columns) -> Any:
 
 def relative_error(got: Any, exact: Any) -> float:
     return float(np.max(np.linalg.norm(got - exact, axis=1) / np.linalg.norm(exact, axis=1)))
+
+
+def expect_many(out: Any, layer: Layer, columns: Columns) -> None:
+    """Roundings of activations, of each expert's result and of the sum; and one of the weights."""
+    assert relative_error(out, expected_of(layer, columns, is_rounded=True)) <= 2.0**-8
+    assert relative_error(out, expected_of(layer, columns)) <= 3 * 2.0**-9
 
 
 @every_format
@@ -207,8 +217,7 @@ def test_many_tokens_agree_with_the_formula(format: TensorFormat, num_tokens: in
 
     out = run(layer, columns, list(range(num_tokens)))
 
-    # One rounding more than few tokens have: of each expert's result.
-    assert relative_error(out, expected_of(layer, columns)) <= 2.0**-8
+    expect_many(out, layer, columns)
 
 
 @pytest.mark.parametrize("hidden", [64, 96])
@@ -244,4 +253,7 @@ def test_published_geometry_agrees_with_the_formula(
 
     out = run(layer, columns, list(range(num_tokens)))
 
-    assert relative_error(out, expected_of(layer, columns)) <= 2.0**-8
+    if num_tokens > 128:
+        expect_many(out, layer, columns)
+    else:
+        assert relative_error(out, expected_of(layer, columns)) <= 2.0**-8

@@ -37,6 +37,15 @@ def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., An
             words.append(np.uint32(low | high << 16))
         return tuple(words)
 
+    def store_matrices_transposed(address: Any, *words: Any) -> None:
+        held = gather((int(address), [int(word) for word in words]))
+        lane = block.place.thread % 32
+        # This lane's row: column lane % 8 of square lane / 8, of which lane 4 r + t has a pair.
+        column, square = lane % 8, lane // 8
+        for r in range(8):
+            word = held[4 * r + column // 2][1][square]
+            block.store(address + 2 * r, [word >> 16 * (column % 2) & 0xFFFF], np.uint16)
+
     def mma_bf16(*operands: Any) -> tuple[Any, ...]:
         lane = block.place.thread % 32
         words = np.array(gather([int(word) for word in operands[:6]]), np.uint32)
@@ -62,4 +71,5 @@ def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., An
         "load_matrices": load_matrices,
         "load_matrices_transposed": load_matrices_transposed,
         "mma_bf16": mma_bf16,
+        "store_matrices_transposed": store_matrices_transposed,
     }

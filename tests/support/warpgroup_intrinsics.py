@@ -75,6 +75,7 @@ def intrinsics(block: Any, wait_s: float, shared: int) -> SimpleNamespace:
         shared_address=lambda array: np.uint32(shared),
         divide_u32=lambda a, b: np.uint32(int(a) // int(b)),
         load_u16=lambda address: np.uint32(block.load(address, np.uint16)),
+        put_shared_u16=lambda address, value: block.store(address, [value & 0xFFFF], np.uint16),
         put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
         fused_multiply_add=lambda a, b, c: np.float32(float(a) * float(b) + float(c)),

@@ -8,6 +8,7 @@ shows as a wrong number or a time-out. Sums are float64. Blocks run one after an
 not simulated.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -162,23 +163,26 @@ class _Block:
         self.groups[group].wait(_WAIT_S)
 
     def multiply_registers(
-        self, sums: list[Any], words: list[Any], right: Any, *, is_turned: bool = False
+        self, sums: list[Any], words: list[Any], right: Any, width: int, *, is_turned: bool = False
     ) -> None:
-        """The left operand as m16n8k16 has it: lane 4 r + t of 16 rows, four words a step."""
+        """The left operand as m16n8k16 has it: lane 4 r + t of 16 rows, four words a step.
+
+        Of the sums those of the first ``width`` columns take part.
+        """
         thread = self.place.thread
         warp = thread // 32
         self.exchanged[thread] = [int(word) for word in words]
         self.groups[thread // 128].wait(_WAIT_S)
         if thread % 32 == 0:
             rows = left_rows(self.exchanged[thread : thread + 32])
-            width, operand = 2 * len(sums), (self.shared, SHARED, int(right))
+            operand = (self.shared, SHARED, int(right))
             right_rows = (
                 turned_rows_of(*operand, 64, width) if is_turned else rows_of(*operand, width).T
             )
             self.products[warp] = rows @ right_rows
         self.groups[thread // 128].wait(_WAIT_S)
         r, t = thread % 32 // 4, thread % 4
-        for i in range(len(sums)):
+        for i in range(width // 2):
             sums[i] += self.products[warp][r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
         self.groups[thread // 128].wait(_WAIT_S)
 
@@ -291,7 +295,7 @@ def _when(happens: Callable[..., None]) -> Callable[..., None]:
     return act
 
 
-def _group(block: _Block) -> SimpleNamespace:
+def _group(block: _Block, matrices: SimpleNamespace) -> SimpleNamespace:
     """What stands in for `ninfer.cuda.warpgroup`."""
     return SimpleNamespace(
         DESCRIPTOR=warpgroup.DESCRIPTOR,
@@ -307,6 +311,7 @@ def _group(block: _Block) -> SimpleNamespace:
         wait_phase=block.wait,
         copy_bulk=block.copy_bulk,
         copy_bulk_if=_when(block.copy_bulk),
+        store_matrices_transposed=matrices.store_matrices_transposed,
     )
 
 
@@ -339,11 +344,8 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
         shfl_xor_sync=block.exchange,
         **vote_functions(block, _WAIT_S),
     )
-    stand_ins = {
-        "ptx": intrinsics(block, _WAIT_S, SHARED),
-        "cuda": cuda,
-        "warpgroup": _group(block),
-    }
+    instructions = intrinsics(block, _WAIT_S, SHARED)
+    stand_ins = {"ptx": instructions, "cuda": cuda, "warpgroup": _group(block, instructions)}
 
     def call(self: Any, sums: Any, *operands: Any) -> None:
         if self.ptx_text.startswith("wgmma.wait_group"):
@@ -352,7 +354,9 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
             block.multiply_group(self.group, sums, *operands)
         elif operands and isinstance(operands[0], list):
             is_turned = "1, 1, 1;" in self.ptx_text
-            block.multiply_registers(sums, *operands, is_turned=is_turned)
+            left, right = operands
+            width = int(re.search(r"m64n(\d+)k16", self.ptx_text)[1])  # type: ignore[index]
+            block.multiply_registers(sums, left, right, width, is_turned=is_turned)
         elif operands:
             block.multiply(sums, *operands)
 

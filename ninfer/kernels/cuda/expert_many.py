@@ -1,7 +1,7 @@
 """Launcher of experts in prefill, where warpgroups are: choices sorted by expert.
 
     plan, rows     which columns go with which expert; columns as rows
-    gate, down     `expert_wide`, one block for 128 rows and the columns of an entry
+    gate, down     `expert_wide`, 256 rows and the columns of an entry at a time
     combine        products in ranking order, shared expert, residual
 
 What a kernel leaves for the next lies in the stream's scratch memory, for as many tokens at a time
@@ -14,19 +14,15 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES, make_plan, max_entries, plan_grid
 from ninfer.kernels.cuda.expert_rows import THREADS, make_combine, make_rows
-from ninfer.kernels.cuda.expert_wide import BLOCK_ROWS, ExpertWide, make_expert_wide, most_columns
+from ninfer.kernels.cuda.expert_wide import make_expert_wide
+from ninfer.kernels.cuda.expert_wide_shape import BLOCK_ROWS, COLUMNS, ExpertWide
 from ninfer.kernels.cuda.fragments import CHUNK, TILE_COLUMNS
 from ninfer.kernels.cuda.launch import BlockParts, KernelShapes, blocks_for
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import Matrix, Tensor
 
-COLUMNS: Final = (32, 128)
-"""Columns of an entry: few lose less where experts have few, many read an expert's rows less often.
-64 were never best (measured)."""
-
-_MEAN_OF_MANY: Final = 64  # choices of an expert from which on entries of many columns are faster
-
+_MOST_RUN: Final = 4
 _ALIGNMENT: Final = 256
 
 
@@ -45,9 +41,9 @@ def suits(hidden: int, width: int) -> bool:
     return hidden % BLOCK_ROWS == 0 and width % TILE_FEATURES == 0
 
 
-def columns_for(num_choices: int, num_experts: int) -> int:
-    """Columns of an entry, by how many the mean expert has."""
-    return COLUMNS[num_choices > _MEAN_OF_MANY * num_experts]
+def largest_run(row_blocks: int) -> int:
+    """Row blocks of an entry that one block takes: a power of two that divides them."""
+    return min(_MOST_RUN, row_blocks & -row_blocks)
 
 
 def fitting_tokens(
@@ -55,7 +51,7 @@ def fitting_tokens(
 ) -> int:
     """Tokens of one piece, a multiple of eight; 0 where not even eight fit."""
     each = 2 * hidden + chosen * (2 * width + 2 * hidden + 4)
-    each += -(-chosen * ENTRY_BYTES // COLUMNS[0])
+    each += -(-chosen * ENTRY_BYTES // COLUMNS)
     fixed = ENTRY_BYTES * num_experts + len(Parts._fields) * _ALIGNMENT
     return max(0, (scratch_bytes - fixed) // (TILE_COLUMNS * each)) * TILE_COLUMNS
 
@@ -76,22 +72,20 @@ def many(
     num_tokens, chosen = experts.shape
     hidden, width = gate_up.num_columns, down.num_columns
     num_experts = down.num_rows // hidden
-    most = min(most_columns(gate_up.format), most_columns(down.format))
-    columns = min(columns_for(experts.size, num_experts), most)
-    entries = max_entries(experts.size, num_experts, columns)
+    entries = max_entries(experts.size, num_experts, COLUMNS)
     parts = _carve(stream.scratch.address, num_tokens, chosen, hidden, width, entries)
     stream.launch(
         make_plan(num_experts),
         plan_grid(experts.size, num_experts),
-        (experts.address, parts.plan, parts.order, experts.size, entries, columns),
+        (experts.address, parts.plan, parts.order, experts.size, entries, COLUMNS),
     )
     stream.launch(
         make_rows(),
         (num_tokens, blocks_for(hidden // CHUNK, THREADS), 1),
         (x.base, parts.rows, hidden // CHUNK, first),
     )
-    _multiply(stream, gate_up, 2 * width, parts.rows, parts, parts.active, chosen, columns, entries)
-    _multiply(stream, down, hidden, parts.active, parts, parts.products, chosen, columns, entries)
+    _multiply(stream, gate_up, 2 * width, parts.rows, parts, parts.active, chosen, entries)
+    _multiply(stream, down, hidden, parts.active, parts, parts.products, chosen, entries)
     stream.launch(
         make_combine(),
         (blocks_for(hidden // CHUNK, THREADS), num_tokens, 1),
@@ -113,9 +107,7 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         return ()
     made = [make_rows(), make_combine()]
     for format in PAIR_FORMATS:
-        fitting = [columns for columns in COLUMNS if columns <= most_columns(format)]
-        for columns in fitting:
-            made += [make_expert_wide(ExpertWide(format, columns, gate)) for gate in (True, False)]
+        made += [make_expert_wide(ExpertWide(format, is_gate)) for is_gate in (True, False)]
     return tuple(made)
 
 
@@ -127,14 +119,16 @@ def _multiply(
     parts: Parts,
     out: int,
     chosen: int,
-    columns: int,
     entries: int,
 ) -> None:
     """Every expert's ``num_rows`` rows with its columns."""
     is_gate = x == parts.rows
+    row_blocks = num_rows // BLOCK_ROWS
+    items = entries * row_blocks
+    run = 1 if is_gate else largest_run(row_blocks)
     stream.launch(
-        make_expert_wide(ExpertWide(weight.format, columns, is_gate)),
-        (num_rows // BLOCK_ROWS, entries, 1),
+        make_expert_wide(ExpertWide(weight.format, is_gate)),
+        (min(items // run, stream.num_multiprocessors), 1, 1),
         (
             weight.storage.address,
             x,
@@ -144,6 +138,9 @@ def _multiply(
             weight.num_columns // TILE_FEATURES,
             num_rows,
             chosen,
+            row_blocks,
+            items,
+            run,
         ),
     )
 

@@ -1,0 +1,109 @@
+"""What a block of `expert_wide` multiplies at a time, and where shared memory has it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ninfer.kernels.cuda.launch import WARP
+from ninfer.kernels.cuda.weight_layout import TILE_ROWS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.tensor import TensorFormat
+
+BLOCK_ROWS: Final = 256
+"""Rows of a block: 16 stored tiles."""
+
+BLOCK_TILES: Final = BLOCK_ROWS // TILE_ROWS
+
+COLUMNS: Final = 128
+"""Most columns of an entry."""
+
+STAGING_BYTES: Final = 5120
+"""Results of a warpgroup on their way to memory."""
+
+_ALIGNMENT: Final = 1024  # of a swizzled block in shared memory
+_SHARED: Final = 227 << 10
+_MOST_STAGES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWide:
+    """What a block multiplies.
+
+    Attributes:
+        format: of the weights.
+        is_gate: gate and up with SwiGLU, of columns named by ``order``; otherwise down, of columns
+            that lie in the order of the plan.
+        groups: warpgroups of a block. Of four, a warp has one tile and waits for its products while
+            others decode; of two, it has two tiles and decodes one while the other is multiplied.
+            Four are faster for every number of columns (measured).
+    """
+
+    format: TensorFormat
+    is_gate: bool
+    groups: int = 4
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return 4 * self.groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * WARP
+
+    @property
+    def tiles(self) -> int:
+        """Stored tiles that a warp multiplies in turn."""
+        return BLOCK_TILES // self.warps
+
+    @property
+    def rows_of_thread(self) -> int:
+        """Columns of which a thread asks for two pieces a stage."""
+        return COLUMNS * 8 // self.threads
+
+    @property
+    def column_bytes(self) -> int:
+        """Columns of a stage: two blocks of 64 features."""
+        return COLUMNS * 256
+
+    @property
+    def tile_bytes(self) -> int:
+        """A stored tile of 16 rows x 128 features."""
+        return PAIR_FORMATS[self.format].tile_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage: whole kilobytes, so that every stage is aligned."""
+        used = self.column_bytes + BLOCK_TILES * self.tile_bytes
+        return -(-used // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring."""
+        rest = _SHARED - _ALIGNMENT - self.groups * STAGING_BYTES - 16 * _MOST_STAGES
+        return min(_MOST_STAGES, rest // self.stage_bytes)
+
+    @property
+    def ahead(self) -> int:
+        """Stages that are under way while one is multiplied."""
+        return max(1, self.stages - 2) if self.stages != 3 else 2
+
+    @property
+    def staging_at(self) -> int:
+        """Staging of results, behind the ring."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def full_at(self) -> int:
+        """Barriers of stages that have arrived."""
+        return self.staging_at + self.groups * STAGING_BYTES
+
+    @property
+    def empty_at(self) -> int:
+        """Barriers of stages that all warps are done with."""
+        return self.full_at + 8 * self.stages
+
+    @property
+    def shared_bytes(self) -> int:
+        """All of that, and room to align the ring."""
+        return _ALIGNMENT + self.empty_at + 8 * self.stages
