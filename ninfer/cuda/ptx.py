@@ -203,9 +203,6 @@ lanes_alike = define(  # mask of the lanes that have the same word
 )
 lanes_below = define("mov.u32 $0, %lanemask_lt;", [_U32], [])
 smallest_of_warp = define("redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
-matching_lanes = define(  # those of the warp whose word is the same
-    "match.any.sync.b32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
-)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
 bf16x2_of_f32 = define(  # the first argument becomes the lower half

@@ -12,15 +12,6 @@ def counting_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., 
     def load_u32_if(address: Any, mask: Any) -> Any:
         return block.load(address, np.uint32) if mask else np.uint32(0)
 
-    def matching_lanes(word: Any) -> Any:
-        thread = block.place.thread
-        first = thread // 32 * 32
-        block.exchanged[thread] = int(word) & 0xFFFFFFFF
-        block.warps[thread // 32].wait(wait_s)
-        own, words = block.exchanged[thread], block.exchanged[first : first + 32]
-        block.warps[thread // 32].wait(wait_s)
-        return np.uint32(sum(1 << lane for lane, found in enumerate(words) if found == own))
-
     def add_shared_u32(address: Any, value: Any) -> None:
         with block.changed:
             block.store(address, [block.load(address, np.uint32) + value], np.uint32)
@@ -28,7 +19,6 @@ def counting_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., 
     return {
         "load_u32_if": load_u32_if,
         "fresh_u32_if": load_u32_if,
-        "matching_lanes": matching_lanes,
         "add_shared_u32": add_shared_u32,
         "store_i32": lambda address, value: block.store(address, [value], np.int32),
         "put_shared_u32x2": lambda address, *words: block.store(address, words, np.uint32),

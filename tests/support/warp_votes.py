@@ -22,8 +22,9 @@ def vote_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]
         barrier.wait(wait_s)
 
     def lanes_alike(value: Any) -> Any:
-        found = _gather(block, wait_s, int(value))
-        return np.uint32(sum(1 << lane for lane, word in enumerate(found) if word == int(value)))
+        own = int(value) & 0xFFFFFFFF
+        found = _gather(block, wait_s, own)
+        return np.uint32(sum(1 << lane for lane, word in enumerate(found) if word == own))
 
     return {
         "lanes_alike": lanes_alike,

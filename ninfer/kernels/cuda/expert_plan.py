@@ -160,7 +160,7 @@ def _make_counted_of(num_experts: int, rest_at: int) -> Any:
 @device_function
 def _rank_in_warp(expert: Index, is_own: Index, lane: Index, counted: Address) -> Any:
     """Choices of the same expert in lower lanes; the lowest writes how many there are in all."""
-    alike = ptx.matching_lanes(expert | (uint32(is_own) - uint32(1)))
+    alike = ptx.lanes_alike(expert | (uint32(is_own) - uint32(1)))
     rank = uint32(cuda.popc(uint32(alike & ((uint32(1) << uint32(lane)) - uint32(1)))))
     if is_own != int32(0) and rank == uint32(0):
         ptx.put_shared_u32(counted, uint32(cuda.popc(alike)))
