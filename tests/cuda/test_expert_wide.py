@@ -134,16 +134,6 @@ def test_blocks_take_items_of_any_width_one_after_the_other(is_gate: bool) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_gate", [True, False], ids=["gate", "down"])
-def test_two_groups_have_two_tiles_a_warp(is_gate: bool) -> None:
-    shape = ExpertWide(TensorFormat.Q5, is_gate, groups=2)
-
-    got, exact = multiply(shape, [(2, 3), (1, 40)], 256, 256, 1)
-
-    expect_close(got, exact)
-
-
-@pytest.mark.slow
 def test_items_of_a_run_keep_their_columns() -> None:
     counts = [(0, 5), (1, 128), (1, 33), (2, 40)]
 

@@ -3,12 +3,11 @@
     out[place, n] = W_e[n] . x[column of the place]        e the expert of the plan's entry
 
 A block stays and takes one item after the other: 256 rows of one expert with the columns of one
-entry of the plan. Four warpgroups have 64 rows each (`ExpertWide.groups`); a warp decodes the 16
-rows of its own, 64 features after the other, into registers, rounded to bf16. A warpgroup waits for
-its products: the others use the tensor cores while it decodes, and decode while it does. Sums stay
-in registers over all of K. An instruction has as many columns as the entry needs, in steps, and the
-bits of a column depend on (format, K) only: its sum is that of 16-feature products in the order of
-K.
+entry of the plan. Four warpgroups have 64 rows each; a warp decodes the 16 rows of its own, 64
+features after the other, into registers, rounded to bf16. A warpgroup waits for its products: the
+others use the tensor cores while it decodes, and decode while it does. Sums stay in registers over
+all of K. An instruction has as many columns as the entry needs, in steps, and the bits of a column
+depend on (format, K) only: its sum is that of 16-feature products in the order of K.
 
 Columns are rows of K features (`expert_rows`), gathered into a ring of stages of 128 features: 64
 features are 128 bytes, chunk c of column n at ``128 n + 16 (c xor n mod 8)``, the swizzle that
@@ -31,13 +30,14 @@ from ninfer.cuda.warpgroup_registers import multiply_registers
 from ninfer.kernels.cuda.coded_weights import EXTRA_WORDS
 from ninfer.kernels.cuda.expert_weights import lane_words, make_load_half, make_rounded
 from ninfer.kernels.cuda.expert_wide_output import make_write
-from ninfer.kernels.cuda.expert_wide_shape import COLUMNS, ExpertWide
+from ninfer.kernels.cuda.expert_wide_shape import COLUMNS, THREADS, WARPS, ExpertWide
 from ninfer.kernels.cuda.expert_wide_stages import (
     K_TILES,
     NUM_ROWS,
     ORDER,
     PLACE_WORDS,
     PLAN,
+    ROWS_OF_THREAD,
     RUN,
     item_behind,
     load_entry,
@@ -59,9 +59,8 @@ Numbers = Any
 
 @cache
 def make_expert_wide(shape: ExpertWide) -> Kernel:
-    """Grid: a block for each multiprocessor, not more than runs of items; block (512,)."""
+    """Grid: a block for each multiprocessor, not more than items; block (512,)."""
     stages, full_at, empty_at = shape.stages, shape.full_at, shape.empty_at
-    warps, arrivals = shape.warps, shape.threads + shape.warps
     consume = _make_consume(shape)
 
     def expert_wide(
@@ -84,8 +83,8 @@ def make_expert_wide(shape: ExpertWide) -> Kernel:
         if thread == 0:
             for stage in range(stages):
                 # Every thread's columns and every warp's weights.
-                warpgroup.init_barrier(ring + uint32(full_at + 8 * stage), uint32(arrivals))
-                warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(warps))
+                warpgroup.init_barrier(ring + uint32(full_at + 8 * stage), uint32(THREADS + WARPS))
+                warpgroup.init_barrier(ring + uint32(empty_at + 8 * stage), uint32(WARPS))
             warpgroup.publish_barriers()
         cuda.syncthreads()
         ptx.release_successor()
@@ -96,11 +95,11 @@ def make_expert_wide(shape: ExpertWide) -> Kernel:
 
     kind = "gate" if shape.is_gate else "down"
     return Kernel(
-        f"expert_wide_{kind}_{shape.format.name.lower()}" + ("" if shape.groups == 4 else "_two"),
+        f"expert_wide_{kind}_{shape.format.name.lower()}",
         expert_wide,
         (Param.ADDRESS,) * 5 + (Param.I32,) * 6,
-        threads=shape.threads,
-        max_registers=65536 // shape.threads - (shape.groups == 2),
+        threads=THREADS,
+        max_registers=128,
         dynamic_shared_bytes=shape.shared_bytes,
         min_blocks=1,
         is_warpgroup=True,
@@ -109,30 +108,7 @@ def make_expert_wide(shape: ExpertWide) -> Kernel:
 
 @cache
 def _make_multiply() -> Any:
-    """64 features of a tile with as many columns as an item needs; the block before has ended."""
-    m32, m64, m80, m96, m112, m128 = (warpgroup.multiply_registers(width) for width in WIDTHS)
-
-    @device_function
-    def multiply(count: Index, total: Array, left: Array, right: Any) -> None:
-        if count > int32(112):
-            m128(total, left, right)
-        elif count > int32(96):
-            m112(total, left, right)
-        elif count > int32(80):
-            m96(total, left, right)
-        elif count > int32(64):
-            m80(total, left, right)
-        elif count > int32(32):
-            m64(total, left, right)
-        else:
-            m32(total, left, right)
-
-    return multiply
-
-
-@cache
-def _make_multiply_alone() -> Any:
-    """The same, and wait for its end."""
+    """64 features of a tile with as many columns as an item needs; returns at their end."""
     m32, m64, m80, m96, m112, m128 = (
         multiply_registers(width, 4, is_added=True) for width in WIDTHS
     )
@@ -155,89 +131,25 @@ def _make_multiply_alone() -> Any:
     return multiply
 
 
-def _make_release(shape: ExpertWide) -> Any:
-    """The warp is done with the stage before one."""
-    stages, empty_at = shape.stages, shape.empty_at
-
-    @device_function
-    def release(ring: Address, slot: Index, lane: Index) -> None:
-        before = slot - uint32(1) if slot > uint32(0) else uint32(stages - 1)
-        if lane == 0:
-            warpgroup.arrive(ring + uint32(empty_at) + before * uint32(8))
-
-    return release
-
-
-def _make_pair_step(shape: ExpertWide) -> Any:
-    """Products of one stage with both tiles of the warp; the stage before is free then."""
-    stage_bytes, full_at, tile_bytes = shape.stage_bytes, shape.full_at, shape.tile_bytes
-    column_bytes, half_bytes = shape.column_bytes, shape.column_bytes // 2
-    words = lane_words(shape.format)
-    load, decode = make_load_half(shape.format), make_rounded(shape.format)
-    multiply, release = _make_multiply(), _make_release(shape)
-
-    @device_function
-    def step(
-        ring: Address,
-        slot: Index,
-        parity: Index,
-        is_first: Index,
-        count: Index,
-        warp: Index,
-        lane: Index,
-        first: Array,
-        second: Array,
-        left: Array,
-        other: Array,
-    ) -> None:
-        now, extra = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
-        then, more = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
-        warpgroup.wait_phase(ring + uint32(full_at) + slot * uint32(8), parity)
-        ptx.fence_shared_async()
-        stage = ring + slot * uint32(stage_bytes)
-        stored = stage + uint32(column_bytes) + uint32(warp) * uint32(2 * tile_bytes)
-        right = uint64(warpgroup.DESCRIPTOR) + uint64(stage >> uint32(4))
-        load(stored, lane, 0, now, extra)
-        load(stored + uint32(tile_bytes), lane, 0, then, more)
-        decode(now, extra, 0, left)
-        multiply(count, first, left, right)
-        decode(then, more, 0, other)
-        multiply(count, second, other, right)
-        if is_first == 0:
-            release(ring, slot, lane)
-        right += uint64(half_bytes // 16)
-        load(stored, lane, 1, now, extra)
-        decode(now, extra, 1, left)
-        multiply(count, first, left, right)
-        load(stored + uint32(tile_bytes), lane, 1, then, more)
-        decode(then, more, 1, other)
-        multiply(count, second, other, right)
-
-    return step
-
-
 def _make_step(shape: ExpertWide) -> Any:
     """Products of one stage with the warp's tile; other warps decode meanwhile."""
     stage_bytes, full_at, tile_bytes = shape.stage_bytes, shape.full_at, shape.tile_bytes
     column_bytes, half_bytes = shape.column_bytes, shape.column_bytes // 2
     words, empty_at = lane_words(shape.format), shape.empty_at
     load, decode = make_load_half(shape.format), make_rounded(shape.format)
-    multiply = _make_multiply_alone()
+    multiply = _make_multiply()
 
     @device_function
     def step(
         ring: Address,
         slot: Index,
         parity: Index,
-        is_first: Index,
         count: Index,
         warp: Index,
         lane: Index,
-        first: Array,
-        second: Array,
-        left: Array,
-        other: Array,
+        total: Array,
     ) -> None:
+        left = cuda.local.array(16, uint32)
         now, extra = cuda.local.array(words, uint32), cuda.local.array(EXTRA_WORDS, uint32)
         warpgroup.wait_phase(ring + uint32(full_at) + slot * uint32(8), parity)
         ptx.fence_shared_async()
@@ -246,10 +158,10 @@ def _make_step(shape: ExpertWide) -> Any:
         right = uint64(warpgroup.DESCRIPTOR) + uint64(stage >> uint32(4))
         load(stored, lane, 0, now, extra)
         decode(now, extra, 0, left)
-        multiply(count, first, left, right)
+        multiply(count, total, left, right)
         load(stored, lane, 1, now, extra)
         decode(now, extra, 1, left)
-        multiply(count, first, left, right + uint64(half_bytes // 16))
+        multiply(count, total, left, right + uint64(half_bytes // 16))
         if lane == 0:
             warpgroup.arrive(ring + uint32(empty_at) + slot * uint32(8))
 
@@ -258,23 +170,19 @@ def _make_step(shape: ExpertWide) -> Any:
 
 def _make_consume(shape: ExpertWide) -> Any:
     """A warp: its rows of every item."""
-    stages, ahead, rows_of_thread = shape.stages, shape.ahead, shape.rows_of_thread
-    staging_at, is_pair = shape.staging_at, shape.tiles == 2
-    step = _make_pair_step(shape) if is_pair else _make_step(shape)
-    release = _make_release(shape)
+    stages, ahead = shape.stages, shape.ahead
+    staging_at, step, write = shape.staging_at, _make_step(shape), make_write(shape.is_gate)
     begin, refill = make_start(shape), make_refill(shape)
-    finish, write = warpgroup.finish_products(COLUMNS), make_write(shape)
 
     @device_function
     def consume(
         ring: Address, warp: Index, sources: Numbers, out: Address, extents: Numbers
     ) -> None:
         lane = int32(cuda.threadIdx.x) & int32(31)
-        first, second = cuda.local.array(_SUMS, float32), cuda.local.array(_SUMS, float32)
-        left, other = cuda.local.array(16, uint32), cuda.local.array(16, uint32)
+        total = cuda.local.array(_SUMS, float32)
         place = cuda.local.array(PLACE_WORDS, int32)
-        rows = cuda.local.array(rows_of_thread, int32)
-        offsets = cuda.local.array(rows_of_thread, uint32)
+        rows = cuda.local.array(ROWS_OF_THREAD, int32)
+        offsets = cuda.local.array(ROWS_OF_THREAD, uint32)
         source = cuda.local.array(1, uint64)
         item = int32(cuda.blockIdx.x) * extents[RUN]
         begin(sources, extents, warp, place, rows, offsets, source)
@@ -284,25 +192,16 @@ def _make_consume(shape: ExpertWide) -> Any:
         slot, parity = uint32(0), uint32(0)
         while count > int32(0):
             for i in range(_SUMS):
-                first[i] = float32(0.0)
-                if is_pair:
-                    second[i] = float32(0.0)
-            for k in range(extents[K_TILES]):
-                is_first = int32(k == 0)
-                step(ring, slot, parity, is_first, count, warp, lane, first, second, left, other)
+                total[i] = float32(0.0)
+            for _ in range(extents[K_TILES]):
+                step(ring, slot, parity, count, warp, lane, total)
                 refill(ring, sources, extents, warp, place, rows, offsets, source)
                 slot += uint32(1)
                 if slot == uint32(stages):
                     slot = uint32(0)
                     parity ^= uint32(1)
-            if is_pair:
-                finish(first)
-                finish(second)
-                release(ring, slot, lane)
             to = out, sources[ORDER], start, count, row_block(item, extents), extents[NUM_ROWS]
-            write(ring + uint32(staging_at), to, warp, 0, first)
-            if is_pair:
-                write(ring + uint32(staging_at), to, warp, 1, second)
+            write(ring + uint32(staging_at), to, warp, total)
             item = item_behind(item, extents[RUN])
             _, start, count = load_entry(sources[PLAN], item, extents)
 

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.expert_wide_shape import COLUMNS, STAGING_BYTES, ExpertWide
+from ninfer.kernels.cuda.expert_wide_shape import COLUMNS, GROUPS, STAGING_BYTES
 
 _GATE_STRIDE: Final = 80
 """Bytes of a column of the staging of gate and up: padded against lanes that share a bank."""
@@ -47,9 +47,8 @@ def _meet(warp: Index) -> None:
     warpgroup.meet(uint32(1) + (uint32(warp) >> uint32(2)), uint32(128))
 
 
-def make_write(shape: ExpertWide) -> Any:
-    """Function that writes the sums of 64 rows: of a group's tile 0 or 1."""
-    is_gate, groups, tiles = shape.is_gate, shape.groups, shape.tiles
+def make_write(is_gate: bool) -> Any:
+    """Function that writes the sums of a group's 64 rows."""
     make_part = _make_gate_part if is_gate else _make_down_part
     columns = _GATE_COLUMNS if is_gate else _DOWN_COLUMNS
     parts = tuple(make_part(part) for part in range(COLUMNS // columns))
@@ -57,10 +56,10 @@ def make_write(shape: ExpertWide) -> Any:
     is_four = len(parts) == 4
 
     @device_function
-    def write(staging: Address, to: Place, warp: Index, tile: int, total: Array) -> None:
+    def write(staging: Address, to: Place, warp: Index, total: Array) -> None:
         group, count = warp >> int32(2), to[3]
         at = staging + uint32(group) * uint32(STAGING_BYTES)
-        piece = (to[4] * int32(groups) + group) * int32(tiles) + int32(tile)  # of 64 rows
+        piece = to[4] * int32(GROUPS) + group  # of 64 rows
         first(at, to, piece, warp, total)
         if count > int32(columns):
             second(at, to, piece, warp, total)

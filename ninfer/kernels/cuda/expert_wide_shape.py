@@ -8,10 +8,14 @@ from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
 
-BLOCK_ROWS: Final = 256
-"""Rows of a block: 16 stored tiles."""
+GROUPS: Final = 4
+"""Warpgroups of a block."""
 
-BLOCK_TILES: Final = BLOCK_ROWS // TILE_ROWS
+WARPS: Final = 4 * GROUPS
+"""Warps of a block; each has one stored tile of 16 rows at a time."""
+
+THREADS: Final = WARPS * WARP
+BLOCK_ROWS: Final = WARPS * TILE_ROWS
 
 COLUMNS: Final = 128
 """Most columns of an entry."""
@@ -32,34 +36,10 @@ class ExpertWide:
         format: of the weights.
         is_gate: gate and up with SwiGLU, of columns named by ``order``; otherwise down, of columns
             that lie in the order of the plan.
-        groups: warpgroups of a block. Of four, a warp has one tile and waits for its products while
-            others decode; of two, it has two tiles and decodes one while the other is multiplied.
-            Four are faster for every number of columns (measured).
     """
 
     format: TensorFormat
     is_gate: bool
-    groups: int = 4
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return 4 * self.groups
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.warps * WARP
-
-    @property
-    def tiles(self) -> int:
-        """Stored tiles that a warp multiplies in turn."""
-        return BLOCK_TILES // self.warps
-
-    @property
-    def rows_of_thread(self) -> int:
-        """Columns of which a thread asks for two pieces a stage."""
-        return COLUMNS * 8 // self.threads
 
     @property
     def column_bytes(self) -> int:
@@ -74,19 +54,19 @@ class ExpertWide:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage: whole kilobytes, so that every stage is aligned."""
-        used = self.column_bytes + BLOCK_TILES * self.tile_bytes
+        used = self.column_bytes + WARPS * self.tile_bytes
         return -(-used // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def stages(self) -> int:
         """Stages of the ring."""
-        rest = _SHARED - _ALIGNMENT - self.groups * STAGING_BYTES - 16 * _MOST_STAGES
+        rest = _SHARED - _ALIGNMENT - GROUPS * STAGING_BYTES - 16 * _MOST_STAGES
         return min(_MOST_STAGES, rest // self.stage_bytes)
 
     @property
     def ahead(self) -> int:
         """Stages that are under way while one is multiplied."""
-        return max(1, self.stages - 2) if self.stages != 3 else 2
+        return min(2, self.stages - 1)
 
     @property
     def staging_at(self) -> int:
@@ -96,7 +76,7 @@ class ExpertWide:
     @property
     def full_at(self) -> int:
         """Barriers of stages that have arrived."""
-        return self.staging_at + self.groups * STAGING_BYTES
+        return self.staging_at + GROUPS * STAGING_BYTES
 
     @property
     def empty_at(self) -> int:

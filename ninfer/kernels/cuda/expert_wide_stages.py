@@ -16,7 +16,12 @@ from numba import cuda, int32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.expert_plan import ENTRY_BYTES
-from ninfer.kernels.cuda.expert_wide_shape import BLOCK_TILES, ExpertWide
+from ninfer.kernels.cuda.expert_wide_shape import COLUMNS, THREADS, WARPS, ExpertWide
+
+ROWS_OF_THREAD: Final = COLUMNS * 8 // THREADS
+"""Columns of which a thread asks for two pieces a stage."""
+
+_THREAD_COLUMNS: Final = THREADS // 8
 
 # What a kernel is called with: addresses, and extents.
 WEIGHTS, X, PLAN, ORDER = range(4)
@@ -70,18 +75,14 @@ def _peek(plan: Address, item: Index, extents: Numbers, place: Array) -> None:
 
 def _make_look(shape: ExpertWide) -> Any:
     """Rows of memory that a thread's columns of the next item are."""
-    is_gate, rows_of_thread, thread_columns = (
-        shape.is_gate,
-        shape.rows_of_thread,
-        shape.threads // 8,
-    )
+    is_gate = shape.is_gate
 
     @device_function
     def look(order: Address, chosen: Index, place: Array, rows: Array) -> None:
         count = place[_NEXT_COUNT]
         if count > int32(0):
-            for i in range(rows_of_thread):
-                column = int32(thread_columns * i) + (int32(cuda.threadIdx.x) >> int32(3))
+            for i in range(ROWS_OF_THREAD):
+                column = int32(_THREAD_COLUMNS * i) + (int32(cuda.threadIdx.x) >> int32(3))
                 row = place[_NEXT_START] + min(column, count - int32(1))
                 if is_gate:
                     choice = ptx.load_u32(order + uint64(row) * uint64(4))
@@ -94,7 +95,6 @@ def _make_look(shape: ExpertWide) -> Any:
 def _make_aim(shape: ExpertWide) -> Any:
     """Turn to the next item: offsets of columns, address of the warp's first weights."""
     is_gate, tile_bytes = shape.is_gate, shape.tile_bytes
-    rows_of_thread, group_tiles = shape.rows_of_thread, BLOCK_TILES // shape.groups
     record = tile_bytes // 2
 
     @device_function
@@ -109,47 +109,41 @@ def _make_aim(shape: ExpertWide) -> Any:
     ) -> None:
         block, k_tiles = row_block(place[_ITEM], extents), extents[K_TILES]
         place[_COUNT], place[_LEFT] = place[_NEXT_COUNT], k_tiles
-        for i in range(rows_of_thread):
+        for i in range(ROWS_OF_THREAD):
             offsets[i] = uint32(rows[i]) * uint32(k_tiles) * uint32(256)
             offsets[i] += (uint32(cuda.threadIdx.x) & uint32(7)) * uint32(16)
         row_tile = place[_NEXT_EXPERT] * (extents[NUM_ROWS] >> int32(4))
-        # A group has four or eight of the block's tiles, of which four warps have one at a time.
-        within = (warp >> int32(2)) * int32(group_tiles) + (warp & int32(3))
         pitch = uint64(k_tiles) * uint64(tile_bytes)
         if is_gate:
-            row_tile += block * int32(BLOCK_TILES // 2) + (within >> int32(1))
+            row_tile += block * int32(WARPS // 2) + (warp >> int32(1))
             source[0] = weights + uint64(row_tile) * pitch
-            source[0] += uint64(within & int32(1)) * uint64(record)
+            source[0] += uint64(warp & int32(1)) * uint64(record)
         else:
-            row_tile += block * int32(BLOCK_TILES) + within
+            row_tile += block * int32(WARPS) + warp
             source[0] = weights + uint64(row_tile) * pitch
 
     return aim
 
 
 def _make_ask_weights(shape: ExpertWide) -> Any:
-    """One lane of each warp: records of the warp's tiles of one stage."""
-    tile_bytes, is_gate, tiles = shape.tile_bytes, shape.is_gate, shape.tiles
+    """One lane of each warp: records of the warp's tile of one stage."""
+    tile_bytes, is_gate = shape.tile_bytes, shape.is_gate
     record = tile_bytes // 2
-    row_tiles = 2 if is_gate else 4  # from a warp's first tile to its second
 
     @device_function
     def ask_weights(
         to: Address, full: Address, extents: Numbers, warp: Index, upper: Address
     ) -> None:
-        pitch = uint64(extents[K_TILES]) * uint64(tile_bytes)
         if cuda.threadIdx.x & 31 == 0:
-            warpgroup.expect_bytes(full, uint32(tiles * tile_bytes))
-            at = to + uint32(warp) * uint32(tiles * tile_bytes)
-            for _ in range(tiles):
-                if is_gate:
-                    lower = upper + uint64(extents[NUM_ROWS] >> int32(5)) * pitch
-                    warpgroup.copy_bulk(at, upper, uint32(record), full)
-                    warpgroup.copy_bulk(at + uint32(record), lower, uint32(record), full)
-                else:
-                    warpgroup.copy_bulk(at, upper, uint32(tile_bytes), full)
-                at += uint32(tile_bytes)
-                upper += pitch * uint64(row_tiles)
+            warpgroup.expect_bytes(full, uint32(tile_bytes))
+            at = to + uint32(warp) * uint32(tile_bytes)
+            if is_gate:
+                pitch = uint64(extents[K_TILES]) * uint64(tile_bytes)
+                lower = upper + uint64(extents[NUM_ROWS] >> int32(5)) * pitch
+                warpgroup.copy_bulk(at, upper, uint32(record), full)
+                warpgroup.copy_bulk(at + uint32(record), lower, uint32(record), full)
+            else:
+                warpgroup.copy_bulk(at, upper, uint32(tile_bytes), full)
         cuda.syncwarp()
 
     return ask_weights
@@ -158,7 +152,6 @@ def _make_ask_weights(shape: ExpertWide) -> Any:
 def _make_ask(shape: ExpertWide) -> Any:
     """A thread's share of one stage, and what the stage waits for."""
     column_bytes, half_bytes = shape.column_bytes, shape.column_bytes // 2
-    rows_of_thread, thread_columns = shape.rows_of_thread, shape.threads // 8
     stages, stage_bytes, full_at = shape.stages, shape.stage_bytes, shape.full_at
     tile_bytes, ask_weights = shape.tile_bytes, _make_ask_weights(shape)
 
@@ -183,12 +176,12 @@ def _make_ask(shape: ExpertWide) -> Any:
         wanted = uint32(place[_COUNT])
         if place[_ITEM] & int32(extents[RUN] - int32(1)) != 0 and extents[K_TILES] == int32(stages):
             wanted = uint32(0)
-        for i in range(rows_of_thread):
-            column = uint32(thread_columns * i) + (thread >> uint32(3))
+        for i in range(ROWS_OF_THREAD):
+            column = uint32(_THREAD_COLUMNS * i) + (thread >> uint32(3))
             is_there = uint32(uint32(column) < wanted)
             piece = x + uint64(offsets[i])
-            ptx.copy_async_16_if(to + uint32(128 * thread_columns * i), piece, is_there)
-            there = to + uint32(128 * thread_columns * i + half_bytes)
+            ptx.copy_async_16_if(to + uint32(128 * _THREAD_COLUMNS * i), piece, is_there)
+            there = to + uint32(128 * _THREAD_COLUMNS * i + half_bytes)
             ptx.copy_async_16_if(there, piece + uint64(128), is_there)
             offsets[i] += uint32(256)
         warpgroup.arrive_when_copied(full)
@@ -198,7 +191,7 @@ def _make_ask(shape: ExpertWide) -> Any:
 
 def make_start(shape: ExpertWide) -> Any:
     """Turn to the block's first item."""
-    look, aim, rows_of_thread = _make_look(shape), _make_aim(shape), shape.rows_of_thread
+    look, aim = _make_look(shape), _make_aim(shape)
 
     @device_function
     def start(
@@ -212,7 +205,7 @@ def make_start(shape: ExpertWide) -> Any:
     ) -> None:
         item = int32(cuda.blockIdx.x) * extents[RUN]
         place[_ITEM], place[_TARGET], place[_PARITY] = item, int32(0), int32(1)
-        for i in range(rows_of_thread):
+        for i in range(ROWS_OF_THREAD):
             rows[i] = int32(0)
         _peek(sources[PLAN], item, extents, place)
         look(sources[ORDER], extents[CHOSEN], place, rows)
