@@ -309,6 +309,7 @@ def make_wide_scan(  # noqa: PLR0915 - one loop over chunks, and who brings them
                 _settle_state(s, d_high, d_low)
                 part(s, _NUM_STATE, s_high, s_low)
                 _settle_outputs(o, e, u_high, u_low)
+                cuda.syncwarp()  # one lane speaks for what all of them have read
                 warpgroup.arrive_if(uint32(lane == 0), slot + uint32(_EMPTY_AT))
                 add_lower(o, e)
                 store_sums(value, row_bytes, _NUM_SUMS, o)

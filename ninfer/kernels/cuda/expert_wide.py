@@ -162,6 +162,7 @@ def _make_step(shape: ExpertWide) -> Any:
         load(stored, lane, 1, now, extra)
         decode(now, extra, 1, left)
         multiply(count, total, left, right + uint64(half_bytes // 16))
+        cuda.syncwarp()  # one lane speaks for what all of them have read
         if lane == 0:
             warpgroup.arrive(ring + uint32(empty_at) + slot * uint32(8))
 
