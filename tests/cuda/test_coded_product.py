@@ -123,7 +123,10 @@ def test_products_of_every_format(format: TensorFormat) -> None:
 
 @pytest.mark.parametrize(
     ("tile_columns", "columns"),
-    [(64, 150), (128, 150), pytest.param(256, 530, marks=pytest.mark.slow)],
+    [
+        (64, 150),
+        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((128, 150), (256, 530))),
+    ],
 )
 def test_blocks_share_tiles_and_take_them_one_after_the_other(
     tile_columns: int, columns: int
@@ -141,8 +144,8 @@ def test_blocks_share_tiles_and_take_them_one_after_the_other(
 @pytest.mark.parametrize(
     ("format", "tile_columns", "columns", "width", "blocks"),
     [
-        (TensorFormat.Q4, 128, 130, 128, 2),
-        (TensorFormat.Q5, 256, 140, 64, 1),
+        pytest.param(TensorFormat.Q4, 128, 130, 128, 2, marks=pytest.mark.slow),
+        pytest.param(TensorFormat.Q5, 256, 140, 64, 1, marks=pytest.mark.slow),
         (TensorFormat.Q6, 64, 9, 64, 1),
         (TensorFormat.W8, 64, 70, 64, 1),
     ],
