@@ -40,11 +40,13 @@ def is_mixed(
     formats = (gate_up.format, down.format, shared_down.format)
     hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
     views = (gate_up.first_row, down.first_row, shared_down.first_row)
+    num_experts = down.num_rows // hidden
     return (
         formats in MIXED_FORMATS
-        and _suits(hidden, width, shared_width, down.num_rows // hidden, chosen)
+        and _suits(hidden, width, shared_width, num_experts, chosen)
         and not any(views)
         and 2 * chosen * padded_width(width) <= stream.scratch.nbytes
+        and _fits(_kernels(formats, hidden, width, shared_width, num_experts), stream.shared_bytes)
     )
 
 
@@ -63,7 +65,8 @@ def mix(
     num_experts = router.shape[1] - 1
     hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
     active, (base, sums, _) = stream.scratch.address, block_parts(x)
-    gate = _gate(gate_up.format, hidden, num_experts)
+    formats = (gate_up.format, down.format, shared_down.format)
+    gate, down_and_shared = _kernels(formats, hidden, width, shared_width, num_experts)
     places = blocks_for(width // TILE_ROWS * chosen, stream.num_multiprocessors)
     closing = closing_bytes(stream.shared_bytes + RESERVED_SHARED, places)
     stream.launch(
@@ -82,7 +85,7 @@ def mix(
         shared_bytes=max(gate.dynamic_shared_bytes, closing),
     )
     stream.launch(
-        _down(down.format, width, shared_down.format, shared_width, num_experts),
+        down_and_shared,
         (hidden // TILE_ROWS, 1, 1),
         (
             down.storage.address,
@@ -106,11 +109,11 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     num_experts = shapes.num_experts
     if not _suits(hidden, width, shared_width, num_experts, shapes.experts_per_token):
         return ()
-    made = []
-    for gate, down, shared in MIXED_FORMATS:
-        made.append(_gate(gate, hidden, num_experts))
-        made.append(_down(down, width, shared, shared_width, num_experts))
-    return tuple(dict.fromkeys(made))
+    pairs = [
+        _kernels(formats, hidden, width, shared_width, num_experts) for formats in MIXED_FORMATS
+    ]
+    fitting = [pair for pair in pairs if _fits(pair, shapes.block_shared_bytes)]
+    return tuple(dict.fromkeys(kernel for pair in fitting for kernel in pair))
 
 
 def _suits(hidden: int, width: int, shared_width: int, num_experts: int, chosen: int) -> bool:
@@ -124,12 +127,20 @@ def _suits(hidden: int, width: int, shared_width: int, num_experts: int, chosen:
     )
 
 
-def _gate(format: TensorFormat, hidden: int, num_experts: int) -> Kernel:
-    return make_gate_ranked(format, padded_width(hidden) // TILE_FEATURES, num_experts)
+def _kernels(
+    formats: tuple[TensorFormat, ...], hidden: int, width: int, shared_width: int, num_experts: int
+) -> tuple[Kernel, Kernel]:
+    """The kernels for formats of `MIXED_FORMATS`."""
+    gate, down, shared = formats
+    hidden_tiles, width_tiles, shared_tiles = (
+        padded_width(extent) // TILE_FEATURES for extent in (hidden, width, shared_width)
+    )
+    return (
+        make_gate_ranked(gate, hidden_tiles, num_experts),
+        make_down_ranked(down, width_tiles, shared, shared_tiles, num_experts),
+    )
 
 
-def _down(
-    format: TensorFormat, width: int, shared: TensorFormat, shared_width: int, num_experts: int
-) -> Kernel:
-    k_tiles, shared_tiles = (padded_width(w) // TILE_FEATURES for w in (width, shared_width))
-    return make_down_ranked(format, k_tiles, shared, shared_tiles, num_experts)
+def _fits(kernels: tuple[Kernel, Kernel], block_shared_bytes: int) -> bool:
+    """Whether a device can hold a block of either: the second has all of K in shared memory."""
+    return all(one.dynamic_shared_bytes <= block_shared_bytes for one in kernels)
