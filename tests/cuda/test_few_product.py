@@ -27,6 +27,7 @@ from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
+from ninfer.tensor_formats import bf16_to_f32
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.tolerances import F32_UNIT
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
@@ -57,10 +58,6 @@ class View(NamedTuple):
 
 def bf16_words(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-
-
-def bf16_values(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def simulate(
@@ -133,7 +130,7 @@ def test_kernel_text_multiplies_what_is_stored(
 
     (got,) = simulate([View(format, payload, shape[0], slice(0, shape[0]))], words, row_tiles)
 
-    values, x = weight_values(format, payload, *shape), bf16_values(words)
+    values, x = weight_values(format, payload, *shape), bf16_to_f32(words)
     assert np.all(np.abs(got - x.astype(np.float64) @ values.T) <= bound(values, x))
 
 

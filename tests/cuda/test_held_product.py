@@ -26,7 +26,8 @@ from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
-from tests.cuda.test_few_product import View, bf16_values, bf16_words, bound
+from ninfer.tensor_formats import bf16_to_f32
+from tests.cuda.test_few_product import View, bf16_words, bound
 from tests.cuda.test_few_product import simulate as simulate_few
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
@@ -127,5 +128,5 @@ def test_rows_have_the_bits_of_other_kernels(
         (alone,) = simulate_few([view], words, 1)
         np.testing.assert_array_equal(got, alone)
         values = weight_values(view.format, view.payload, view.num_rows, width)[view.rows]
-        x = bf16_values(words)
+        x = bf16_to_f32(words)
         assert np.all(np.abs(got - x.astype(np.float64) @ values.T) <= bound(values, x))

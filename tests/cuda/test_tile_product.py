@@ -10,7 +10,8 @@ from ninfer.kernels.cuda.tile_product import make_tile_product, tile_grid, tile_
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
-from tests.cuda.test_skinny_product import MODULES, bf16_values, bf16_words, bound
+from ninfer.tensor_formats import bf16_to_f32
+from tests.cuda.test_skinny_product import MODULES, bf16_words, bound
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
@@ -60,6 +61,6 @@ def test_kernel_text_multiplies_what_is_stored(format: TensorFormat) -> None:
     got = octets[at_out:].view(np.float32).reshape(out.shape)
     assert np.all(np.isnan(got[:, [0, 1, -1]]))
     values = weight_values(format, payload, *shape)[first_row : first_row + num_rows]
-    x = bf16_values(words)
+    x = bf16_to_f32(words)
     error = np.abs(got[:, 2:-1] - x.astype(np.float64) @ values.T)
     assert np.all(error <= bound(values, x))
