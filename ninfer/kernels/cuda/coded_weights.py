@@ -14,7 +14,7 @@ from numba import cuda, float32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -115,7 +115,7 @@ def make_decode(format: TensorFormat) -> Any:
         return _make_decode_bytes()
     layout, functions = PAIR_FORMATS[format], tile_functions(format)
     unit_slabs, group_slabs, offset = layout.unit_slabs, layout.group_slabs, float(layout.offset)
-    pairs, scale = functions.pairs, functions.scale
+    pairs, scale, make_own_masks = functions.pairs, functions.scale, make_masks(format)
 
     @device_function
     def decode(words: Array, extra: Array, half: int, operands: Array) -> None:
@@ -125,7 +125,7 @@ def make_decode(format: TensorFormat) -> Any:
             slab = 2 * half + i
             for j in range(8):
                 part[j] = words[slab // unit_slabs * 8 + j]
-            pairs(part, extra, slab, found)
+            pairs(part, extra, slab, found, make_own_masks())
             if group_slabs == 0:
                 # Operands must be made, not loaded: a load may not end while products run.
                 for j in range(8):

@@ -26,7 +26,7 @@ from ninfer.kernels.cuda.fragments import pair_sum
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -293,7 +293,8 @@ def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: boo
     """Products of a slot: the same column eight times, of which column 0 is looked at."""
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
     tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4, keeps_masks=keeps_masks)
+    products = make_multiply(format, 1, 1, 4)
+    make_own_masks = make_masks(format, keeps=keeps_masks)
 
     @device_function
     def load(column: Address, lane: Index, k: int, x: Array, s: Array) -> None:
@@ -310,11 +311,12 @@ def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: boo
     def multiply(rows: Address, column: Address, lane: Index, total: Array) -> None:
         x = cuda.local.array(16, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         for i in range(4):
             total[i] = float32(0.0)
         for k in range(k_tiles):
             load(column, lane, k, x, s)
-            products(rows + uint32(k * tile_bytes), lane, 0, x, s, total)
+            products(rows + uint32(k * tile_bytes), lane, 0, x, s, total, masks)
 
     return multiply
 
@@ -323,12 +325,14 @@ def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
     """Products of one piece of a slot, from k tile ``first`` on."""
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
     tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4, keeps_masks=True)
+    products = make_multiply(format, 1, 1, 4)
+    make_own_masks = make_masks(format, keeps=True)
 
     @device_function
     def multiply(rows: Address, column: Address, first: Index, lane: Index, total: Array) -> None:
         x = cuda.local.array(16, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         for i in range(piece):
             k = uint32(first) + uint32(i)
             if k < uint32(k_tiles):
@@ -341,7 +345,7 @@ def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
                         at = column + uint32(k_tiles * 256 + g * 4) + k * uint32(8)
                         value = ptx.shared_f32(at)
                         s[2 * g], s[2 * g + 1] = value, value
-                products(rows + uint32(i * tile_bytes), lane, 0, x, s, total)
+                products(rows + uint32(i * tile_bytes), lane, 0, x, s, total, masks)
 
     return multiply
 

@@ -39,7 +39,7 @@ from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.skinny_shape import PARTS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -204,6 +204,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, _UNIT_SLABS)
     tile_bytes, num_words, num_sums = PAIR_FORMATS[format].tile_bytes, 4 * _UNIT_SLABS, 2 * groups
     products = make_multiply(format, 1, 1, _UNIT_SLABS)
+    make_own_masks = make_masks(format)
 
     @device_function
     def multiply_tile(
@@ -211,6 +212,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     ) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         at = column + (uint32(lane) & uint32(3)) * uint32(16)
         for unit in range(4 // _UNIT_SLABS):
             for slab in range(_UNIT_SLABS):
@@ -221,7 +223,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
                 for g in range(groups):
                     value = ptx.shared_f32(sums + uint32((unit * groups + g) * 4))
                     s[2 * g], s[2 * g + 1] = value, value
-            products(rows, lane, unit, x, s, total)
+            products(rows, lane, unit, x, s, total, masks)
 
     @device_function
     def multiply(rows: Address, column: Address, lane: Index, total: Array) -> None:
@@ -246,7 +248,8 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
     """
     tile_bytes = PAIR_FORMATS[format].tile_bytes
     copy = tile_functions(format).copy
-    products = make_multiply(format, 1, 1, 4, keeps_masks=True)
+    products = make_multiply(format, 1, 1, 4)
+    make_own_masks = make_masks(format, keeps=True)
 
     @device_function
     def make_part(
@@ -255,6 +258,7 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
         x = cuda.local.array(16, uint32)
         s = cuda.local.array(2, float32)
         total = cuda.local.array(4, float32)
+        masks = make_own_masks()
         for i in range(4):
             total[i] = float32(0.0)
         if part < int32(k_tiles):
@@ -271,7 +275,7 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
             for slab in range(4):
                 i = 4 * slab
                 x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(at + uint32(slab * 64))
-            products(stored, lane, 0, x, s, total)
+            products(stored, lane, 0, x, s, total, masks)
         return total[0], total[2]
 
     return make_part

@@ -36,7 +36,7 @@ from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
 from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -305,12 +305,14 @@ def _make_multiply(format: TensorFormat, k_tiles: int, stages: int) -> Any:
     num_words, num_sums = 4 * UNIT_SLABS, 2 * unit_groups(format, UNIT_SLABS)
     load = make_load(format)
     is_roomy = blocks_together(format, k_tiles, stages) <= 2
-    products = make_multiply(format, 2, 1, UNIT_SLABS, keeps_masks=is_roomy)
+    products = make_multiply(format, 2, 1, UNIT_SLABS)
+    make_own_masks = make_masks(format, keeps=is_roomy)
 
     @device_function
     def multiply(ring: Address, columns: Address, warp: Index, lane: Index, total: Array) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         for i in range(8):
             total[i] = float32(0.0)
         for i in range(each):
@@ -318,7 +320,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int, stages: int) -> Any:
                 for unit in range(4 // UNIT_SLABS):
                     cuda.syncwarp()  # keeps loads of the next unit, and their registers, behind it
                     load(columns + uint32(i * STORED_BYTES), lane, unit, x, s)
-                    products(ring + uint32(2 * i * tile_bytes), lane, unit, x, s, total)
+                    products(ring + uint32(2 * i * tile_bytes), lane, unit, x, s, total, masks)
 
     return multiply
 

@@ -25,7 +25,7 @@ from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.skinny_shape import PARTS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -159,7 +159,8 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     num_words, groups = 4 * _UNIT_SLABS, unit_groups(format, _UNIT_SLABS)
     num_sums = 2 * groups
     has_sums = PAIR_FORMATS[format].offset > 0
-    products = make_multiply(format, 2, 1, _UNIT_SLABS, keeps_masks=True)
+    products = make_multiply(format, 2, 1, _UNIT_SLABS)
+    make_own_masks = make_masks(format, keeps=True)
 
     @device_function
     def load(column: Address, lane: Index, unit: int, x: Array, s: Array) -> None:
@@ -177,6 +178,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     def multiply(ring: Address, columns: Address, warp: Index, lane: Index, total: Array) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         for i in range(8):
             total[i] = float32(0.0)
         for i in range(each):
@@ -188,7 +190,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
             if warp + int32(PARTS * i) < int32(k_tiles):
                 for unit in range(4 // _UNIT_SLABS):
                     load(columns + uint32(i * _COLUMN_BYTES), lane, unit, x, s)
-                    products(ring + uint32(2 * i * tile_bytes), lane, unit, x, s, total)
+                    products(ring + uint32(2 * i * tile_bytes), lane, unit, x, s, total, masks)
 
     return multiply
 

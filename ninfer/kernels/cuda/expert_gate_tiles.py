@@ -14,7 +14,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.expert_columns import COLUMNS, STORED_BYTES, UNIT_SLABS, make_load
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -89,7 +89,8 @@ def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> An
     each, tile_bytes = -(-k_tiles // warps), PAIR_FORMATS[format].tile_bytes
     num_words, num_sums = 4 * UNIT_SLABS, 2 * unit_groups(format, UNIT_SLABS)
     copy, load = tile_functions(format).copy, make_load(format)
-    products = make_multiply(format, 2, 1, UNIT_SLABS, keeps_masks=True)
+    products = make_multiply(format, 2, 1, UNIT_SLABS)
+    make_own_masks = make_masks(format, keeps=True)
 
     @device_function
     def multiply(
@@ -104,6 +105,7 @@ def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> An
     ) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
+        masks = make_own_masks()
         for i in range(8):
             total[i] = float32(0.0)
         for i in range(each):
@@ -117,7 +119,7 @@ def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> An
                 for unit in range(4 // UNIT_SLABS):
                     cuda.syncwarp()  # keeps loads of the next unit, and their registers, behind it
                     load(columns + uint32(i * STORED_BYTES), lane, unit, x, s)
-                    products(rows, lane, unit, x, s, total)
+                    products(rows, lane, unit, x, s, total, masks)
                 cuda.syncwarp()
 
     return multiply

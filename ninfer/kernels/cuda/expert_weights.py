@@ -13,7 +13,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.coded_weights import make_decode
 from ninfer.kernels.cuda.device_functions import lower_bf16
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -54,10 +54,11 @@ def make_load_half(format: TensorFormat) -> Any:
 
 def make_rounded(format: TensorFormat) -> Any:
     """Make ``(words, extra, half, operands)`` for features ``64 half ..`` of a tile."""
-    layout, functions = PAIR_FORMATS[format], tile_functions(format, keeps_masks=True)
+    layout, functions = PAIR_FORMATS[format], tile_functions(format)
     if layout.group_slabs != 2:
         return make_decode(format)
     pairs, scale = functions.pairs, functions.scale
+    make_own_masks = make_masks(format, keeps=True)
     minus_offset = _MINUS_OFFSETS[layout.offset]
 
     @device_function
@@ -74,10 +75,11 @@ def make_rounded(format: TensorFormat) -> Any:
     @device_function
     def decode(words: Array, extra: Array, half: int, operands: Array) -> None:
         found = cuda.local.array(8, uint32)
+        masks = make_own_masks()
         high, high_rest = split(scale(extra, half, 0))
         low, low_rest = split(scale(extra, half, 1))
         for i in range(2):
-            pairs(words, extra, 2 * half + i, found)
+            pairs(words, extra, 2 * half + i, found, masks)
             for j in range(4):
                 operands[8 * i + 2 * j] = value(found[2 * j], high, high_rest)
                 operands[8 * i + 2 * j + 1] = value(found[2 * j + 1], low, low_rest)

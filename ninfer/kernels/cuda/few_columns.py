@@ -19,7 +19,7 @@ from ninfer.kernels.cuda.group_products import (
     unit_groups,
 )
 from ninfer.kernels.cuda.skinny_shape import CHUNK_BYTES, PARTS, WAITS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 
 Address = Any
@@ -38,7 +38,8 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
     num_group_sums = 2 * unit_groups(format, unit_slabs)
     ask_columns, load = _make_ask_columns(shape), _make_load_stored(shape)
     piece_offset, piece_exists = _make_piece(shape.ringed_columns)
-    multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs, keeps_masks=True)
+    multiply = make_multiply(format, shape.row_tiles, 1, unit_slabs)
+    make_own_masks = make_masks(format, keeps=True)
     wait_copies = WAITS[stages]
 
     @device_function
@@ -55,6 +56,7 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
     ) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_group_sums, float32)
+        masks = make_own_masks()
         exists = piece_exists(lane, num_columns)
         at = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(piece_offset(lane))
         sums_from = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(lane * uint32(16))
@@ -68,10 +70,8 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
             sums_from += uint64(PARTS * _SUMS_STEP)
             left = int32(left - int32(1))
             ptx.close_copies()
-        slot = ring
         last = uint32(ring + uint32((stages - 1) * stage_bytes))
-        end = uint32(ring + uint32(ring_bytes))
-        n = count
+        slot, end, n = ring, uint32(ring + uint32(ring_bytes)), count
         while n > int32(0):
             wait_copies()
             ptx.sync_warp()
@@ -85,7 +85,7 @@ def make_ringed_walk(shape: FewShape, ask: Any) -> Any:
             ptx.close_copies()
             for unit in range(units):
                 load(uint32(slot + chunk), uint32(slot + pair), unit, x, s)
-                multiply(slot, lane, unit, x, s, total)
+                multiply(slot, lane, unit, x, s, total, masks)
             last = slot
             slot = _next_slot(slot, stage_bytes, ring, end)
             n = int32(n - int32(1))
@@ -97,6 +97,7 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
     """A warp's way through its part; columns are loaded ahead, into the same registers."""
     stages, stage_bytes, ring_bytes = shape.stages, shape.stage_bytes, shape.warp_bytes
     load, multiply = _make_load(shape), _make_multiply_ahead(shape)
+    make_own_masks = make_masks(shape.format, keeps=True)
     wait_copies = WAITS[stages]
 
     @device_function
@@ -113,6 +114,7 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
     ) -> None:
         x = cuda.local.array(16, uint32)
         s = cuda.local.array(4, float32)
+        masks = make_own_masks()
         own_chunk, own_pair = _own_places(lane, num_columns)
         chunk = base + uint64(part) * uint64(CHUNK_BYTES) + uint64(own_chunk)
         pair = sums + uint64(part) * uint64(_SUMS_STEP) + uint64(own_pair)
@@ -132,7 +134,7 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
             if n > int32(1):  # the last k tile is loaded once more
                 chunk += uint64(PARTS * CHUNK_BYTES)
                 pair += uint64(PARTS * _SUMS_STEP)
-            multiply(slot, lane, chunk, pair, x, s, total)
+            multiply(slot, lane, chunk, pair, x, s, total, masks)
             last = slot
             slot = _next_slot(slot, stage_bytes, ring, end)
             n = int32(n - int32(1))
@@ -143,7 +145,7 @@ def make_direct_walk(shape: FewShape, ask: Any) -> Any:
 def _make_multiply_ahead(shape: FewShape) -> Any:
     """Products of a k tile; a slab's columns make room for the next k tile's."""
     format, row_tiles = shape.format, shape.row_tiles
-    functions = tile_functions(format, keeps_masks=True)
+    functions = tile_functions(format)
     load_codes, load_high = functions.load_codes, functions.load_high
     load_scales, pairs = functions.load_scales, functions.pairs
     tile_bytes, word_slabs = PAIR_FORMATS[format].tile_bytes, PAIR_FORMATS[format].unit_slabs
@@ -161,6 +163,7 @@ def _make_multiply_ahead(shape: FewShape) -> Any:
         x: Array,
         s: Array,
         total: Array,
+        masks: Any,
     ) -> None:
         words = cuda.local.array(8, uint32)
         extra = cuda.local.array(8, uint32)
@@ -178,7 +181,7 @@ def _make_multiply_ahead(shape: FewShape) -> Any:
                         _load_sums(pair, group, s)
                 if slab % word_slabs == 0:
                     load_codes(tile, lane, slab, words)
-                pairs(words, extra, slab, a)
+                pairs(words, extra, slab, a, masks)
                 slab_product(a, x, slab * 4, chain, 0)
                 if m == last_tile:
                     _load_chunk(chunk, slab, x)

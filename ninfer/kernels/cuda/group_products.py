@@ -32,11 +32,12 @@ def make_multiply(
     row_tiles: int,
     column_tiles: int,
     unit_slabs: int,
-    *,
-    keeps_masks: bool = False,
 ) -> Any:
-    """Products of a unit: (stored, lane, unit, x, s, total); ``stored`` is the first row tile's."""
-    functions = tile_functions(format, keeps_masks=keeps_masks)
+    """Products of a unit: (stored, lane, unit, x, s, total, masks).
+
+    ``stored`` is the first row tile's; ``masks`` are those of `weight_pairs.make_masks`.
+    """
+    functions = tile_functions(format)
     load_codes, load_high = functions.load_codes, functions.load_high
     load_scales, pairs = functions.load_scales, functions.pairs
     tile_bytes, slabs = PAIR_FORMATS[format].tile_bytes, PAIR_FORMATS[format].unit_slabs
@@ -47,7 +48,9 @@ def make_multiply(
     end = make_end(format, column_tiles)
 
     @device_function
-    def multiply(stored: Address, lane: Index, unit: int, x: Array, s: Array, total: Array) -> None:
+    def multiply(
+        stored: Address, lane: Index, unit: int, x: Array, s: Array, total: Array, masks: Any
+    ) -> None:
         words = cuda.local.array(8, uint32)
         extra = cuda.local.array(8, uint32)
         a = cuda.local.array(8, uint32)
@@ -63,7 +66,7 @@ def make_multiply(
                     slab = unit * unit_slabs + place
                     if place % slabs == 0:
                         load_codes(tile, lane, slab, words)
-                    pairs(words, extra, slab, a)
+                    pairs(words, extra, slab, a, masks)
                     for j in range(column_tiles):
                         slab_product(a, x, (j * unit_slabs + place) * 4, chain, j * 4)
                 end(chain, m, unit * groups + g, extra, total)

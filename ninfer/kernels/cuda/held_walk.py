@@ -34,7 +34,7 @@ from ninfer.kernels.cuda.held_shape import (
     step_bytes,
 )
 from ninfer.kernels.cuda.skinny_shape import PARTS, WAITS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -170,6 +170,7 @@ def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -
     stage = stage_bytes(formats)
     whole_ring = num_stages(formats) * stage
     wait_copies = WAITS[num_stages(formats)]
+    make_own_masks = make_masks(format, keeps=True)
     slabs = 4 if is_bf16 else 1
 
     @device_function
@@ -183,7 +184,7 @@ def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -
         sums: Address,
         total: Array,
     ) -> None:
-        lane = walk[2]
+        lane, masks = walk[2], make_own_masks()
         n = int32(walk[3] * int32(slabs))
         x, s = uint32(columns), uint32(sums)
         while n > int32(0):
@@ -191,7 +192,7 @@ def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -
             ptx.sync_warp()
             ask(uint32(cursor[LAST]), cursor, source, walk, rows)
             slot = uint32(cursor[SLOT])
-            multiply(slot, lane, x, s, total)
+            multiply(slot, lane, x, s, total, masks)
             cursor[LAST] = int32(slot)
             moved = uint32(slot + uint32(stage))
             if moved == uint32(ring + uint32(whole_ring)):
@@ -211,7 +212,7 @@ def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -
 
 def _make_step(format: TensorFormat) -> Any:
     """Products of a k tile of coded weights with columns in shared memory."""
-    functions = tile_functions(format, keeps_masks=True)
+    functions = tile_functions(format)
     load_codes, load_high = functions.load_codes, functions.load_high
     load_scales, pairs = functions.load_scales, functions.pairs
     word_slabs = PAIR_FORMATS[format].unit_slabs
@@ -220,7 +221,9 @@ def _make_step(format: TensorFormat) -> Any:
     begin, end = make_begin(format, 1, 1), make_end(format, 1)
 
     @device_function
-    def step(stored: Address, lane: Index, columns: Address, sums: Address, total: Array) -> None:
+    def step(
+        stored: Address, lane: Index, columns: Address, sums: Address, total: Array, masks: Any
+    ) -> None:
         words = cuda.local.array(8, uint32)
         extra = cuda.local.array(8, uint32)
         a = cuda.local.array(8, uint32)
@@ -238,7 +241,7 @@ def _make_step(format: TensorFormat) -> Any:
             if slab % word_slabs == 0:
                 load_codes(stored, lane, slab, words)
             x[0], x[1], x[2], x[3] = ptx.shared_u32x4(columns + uint32(slab * 512))
-            pairs(words, extra, slab, a)
+            pairs(words, extra, slab, a, masks)
             slab_product(a, x, 0, chain, 0)
             if (slab + 1) % chain_slabs == 0:
                 end(chain, 0, group, extra, total)
@@ -251,7 +254,9 @@ def _make_bf16_step() -> Any:
     pairs = tile_functions(TensorFormat.BF16).pairs
 
     @device_function
-    def step(stored: Address, lane: Index, columns: Address, sums: Address, total: Array) -> None:
+    def step(
+        stored: Address, lane: Index, columns: Address, sums: Address, total: Array, masks: Any
+    ) -> None:
         words = cuda.local.array(8, uint32)
         extra = cuda.local.array(8, uint32)
         a = cuda.local.array(8, uint32)
@@ -260,7 +265,7 @@ def _make_bf16_step() -> Any:
         words[0], words[1], words[2], words[3] = ptx.shared_u32x4(at)
         words[4], words[5], words[6], words[7] = ptx.shared_u32x4(at + uint32(512))
         x[0], x[1], x[2], x[3] = ptx.shared_u32x4(columns)
-        pairs(words, extra, 0, a)
+        pairs(words, extra, 0, a, masks)
         slab_product(a, x, 0, total, 0)
 
     return step

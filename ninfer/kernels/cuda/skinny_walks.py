@@ -11,7 +11,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.skinny_shape import MOST_SLABS, PARTS, WAITS, Skinny, advance
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.tensor import TensorFormat
 
 Address = Any
@@ -31,6 +31,7 @@ def make_walk(shape: Skinny, ask: Any) -> Any:
     locate = _make_locate(column_tiles)
     load = _make_load_columns(format, column_tiles, unit_slabs)
     multiply = make_multiply(format, shape.row_tiles, column_tiles, unit_slabs)
+    make_own_masks = make_masks(format)
     wait_copies = WAITS[stages]
 
     @device_function
@@ -52,6 +53,7 @@ def make_walk(shape: Skinny, ask: Any) -> Any:
         at = cuda.local.array(column_tiles, uint32)
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_group_sums, float32)
+        masks = make_own_masks()
         locate(at, k_tiles, num_columns, lane)
         k = part
         slot = uint32(0)
@@ -65,7 +67,7 @@ def make_walk(shape: Skinny, ask: Any) -> Any:
                     cuda.syncwarp()
                     ask(ring + free, codes, high, scales, tile, i + (stages - 1), count, lane)
                     ptx.close_copies()
-                multiply(ring + slot, lane, unit, x, s, total)
+                multiply(ring + slot, lane, unit, x, s, total, masks)
             k += int32(PARTS)
             slot = advance(slot, stage_bytes, warp_bytes)
             free = advance(free, stage_bytes, warp_bytes)

@@ -29,7 +29,7 @@ from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP, blocks_for
 from ninfer.kernels.cuda.product_output import store_product, warp_index
 from ninfer.kernels.cuda.skinny_shape import WAITS, advance
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
 from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
@@ -177,6 +177,7 @@ def _make_walk(shape: TileShape) -> Any:
     chunks_bytes = BLOCK_COLUMN_TILES * _CHUNK_BYTES
     load = make_load_stored(format, column_tiles, unit_slabs, chunks_bytes)
     multiply = make_multiply(format, row_tiles, column_tiles, unit_slabs)
+    make_own_masks = make_masks(format)
     wait_copies = WAITS[stages]
 
     @device_function
@@ -202,6 +203,7 @@ def _make_walk(shape: TileShape) -> Any:
             ptx.close_copies()
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_group_sums, float32)
+        masks = make_own_masks()
         weights_at = uint32(warp // column_warps) * uint32(row_tiles * tile_bytes)
         columns_at = uint32(warp % column_warps * column_tiles)
         slot = uint32(0)
@@ -217,7 +219,7 @@ def _make_walk(shape: TileShape) -> Any:
             for unit in range(units):
                 cuda.syncwarp()  # keeps loads of the next unit, and their registers, behind it
                 load(ring + slot + uint32(weight_bytes), columns_at, lane, unit, x, s)
-                multiply(ring + slot + weights_at, lane, unit, x, s, total)
+                multiply(ring + slot + weights_at, lane, unit, x, s, total, masks)
             slot = advance(slot, stage_bytes, ring_bytes)
             free = advance(free, stage_bytes, ring_bytes)
 

@@ -1,7 +1,7 @@
 """Stored weights to tensor-core operands: the A registers of one slab, in every format.
 
 A lane holds chunk t of two rows (r of either half) of a slab of 32 features. The function that
-`make_slab_pairs` makes of a format turns its words into eight registers: four of the first m16n8k16
+`slab_pairs` gives for a format turns its words into eight registers: four of the first m16n8k16
 product (pairs 0,4 and 1,5 of both rows), four of the second (pairs 2,6 and 3,7), as `fragments`
 orders the columns. Values are exact bf16 integers without the scale. Nibble formats leave an offset
 in: a bf16 of exponent 7 holds 128 + u in its lower bits, and u = code + 8, 16 or 32; ``offset``
@@ -9,7 +9,6 @@ times the column's group sum is what a product subtracts. W8 is made signed by o
 subtraction, BF16 is taken as it is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,130 +27,139 @@ _MINUS_ONE: Final = 0xBF80BF80  # two bf16 of -1
 Word = Any
 
 
-def make_slab_pairs(format: TensorFormat, *, keeps_masks: bool) -> Any:
+def slab_pairs(format: TensorFormat) -> Any:
     """Device function: four words of a row, of the row 8 below, high bits of both; eight pairs.
 
     Args:
         format: of the weights; for Q5 the high bits are the last pairs of the slab.
-        keeps_masks: masks stay in registers, where a kernel has some to spare.
     """
-    return _PAIRS[format](_kept if keeps_masks else _constant)
+    return _PAIRS[format]
+
+
+def make_masks(format: TensorFormat, *, keeps: bool = False) -> Any:
+    """Device function: the two masks that pairs of a format are made with.
+
+    Args:
+        format: of the weights.
+        keeps: masks stay in registers, where a kernel has some to spare. Each is a shuffle: they
+            are made before a loop, by all lanes.
+    """
+    first, second = _MASKS[format]
+
+    @device_function
+    def constant() -> Any:
+        return uint32(first), uint32(second)
+
+    @device_function
+    def kept() -> Any:
+        return ptx.kept_u32(uint32(first)), ptx.kept_u32(uint32(second))
+
+    return kept if keeps else constant
+
+
+_MASKS: Final = {  # of the first and the second use; 0: there is none
+    TensorFormat.Q4: (0x000F000F, 0),
+    TensorFormat.Q5: (0x001F001F, 0),
+    TensorFormat.Q6: (0x000F000F, 0x00300030),
+    TensorFormat.W8: (0x007F007F, 0x00800080),
+    TensorFormat.BF16: (0, 0),
+}
 
 
 @device_function
-def _constant(value: Word) -> Word:
-    return value
+def _nibble_pair(word: Word, place: int, mask: Word) -> Word:
+    """Four bits of each of a word's halves as a bf16 of 128 and more."""
+    return (word >> uint32(4 * place)) & mask | uint32(MAGIC)
 
 
 @device_function
-def _kept(value: Word) -> Word:
-    return ptx.kept_u32(value)
+def _five_bit_pair(word: Word, place: int, mask: Word) -> Word:
+    """The same with five bits."""
+    return (word >> uint32(5 * place)) & mask | uint32(MAGIC)
 
 
-def _make_q4_pairs(mask: Any) -> Any:
-    pair = _make_field_pair(4, 0x000F000F, mask)
-
-    @device_function
-    def pairs(
-        l0: Word, l1: Word, l2: Word, l3: Word,
-        h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word,
-    ) -> Any:  # fmt: skip
-        return (
-            pair(l0, 0), pair(h0, 0), pair(l0, 1), pair(h0, 1),
-            pair(l0, 2), pair(h0, 2), pair(l0, 3), pair(h0, 3),
-        )  # fmt: skip
-
-    return pairs
+@device_function
+def _byte_pair(a: Word, b: Word, place: int, masks: Any) -> Word:
+    """Bytes ``place`` of two words as signed bf16: (128 + lower bits) - (128 or 256), exact."""
+    both = ptx.permute_bytes(a, b, uint32(0x4400 + 0x1111 * place))
+    value = both & masks[0] | uint32(MAGIC)
+    offset = both & masks[1] | uint32(MAGIC)
+    return ptx.multiply_add_bf16x2(offset, uint32(_MINUS_ONE), value)
 
 
-def _make_q5_pairs(mask: Any) -> Any:
-    pair = _make_field_pair(5, 0x001F001F, mask)
-
-    @device_function
-    def pairs(
-        l0: Word, l1: Word, l2: Word, l3: Word,
-        h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word,
-    ) -> Any:  # fmt: skip
-        return (
-            pair(l0, 0), pair(h0, 0), pair(l0, 1), pair(h0, 1),
-            pair(l0, 2), pair(h0, 2), pair(lb, 0), pair(hb, 0),
-        )  # fmt: skip
-
-    return pairs
+@device_function
+def _q4_pairs(
+    l0: Word, l1: Word, l2: Word, l3: Word,
+    h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word, masks: Any,
+) -> Any:  # fmt: skip
+    m = masks[0]
+    return (
+        _nibble_pair(l0, 0, m), _nibble_pair(h0, 0, m),
+        _nibble_pair(l0, 1, m), _nibble_pair(h0, 1, m),
+        _nibble_pair(l0, 2, m), _nibble_pair(h0, 2, m),
+        _nibble_pair(l0, 3, m), _nibble_pair(h0, 3, m),
+    )  # fmt: skip
 
 
-def _make_q6_pairs(mask: Any) -> Any:
-    pair = _make_field_pair(4, 0x000F000F, mask)
-
-    @device_function
-    def pairs(
-        l0: Word, l1: Word, l2: Word, l3: Word,
-        h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word,
-    ) -> Any:  # fmt: skip
-        high = mask(uint32(0x00300030))
-        return (
-            pair(l0, 0) | (lb << uint32(4)) & high,
-            pair(h0, 0) | (hb << uint32(4)) & high,
-            pair(l0, 1) | (lb << uint32(2)) & high,
-            pair(h0, 1) | (hb << uint32(2)) & high,
-            pair(l0, 2) | lb & high,
-            pair(h0, 2) | hb & high,
-            pair(l0, 3) | (lb >> uint32(2)) & high,
-            pair(h0, 3) | (hb >> uint32(2)) & high,
-        )
-
-    return pairs
+@device_function
+def _q5_pairs(
+    l0: Word, l1: Word, l2: Word, l3: Word,
+    h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word, masks: Any,
+) -> Any:  # fmt: skip
+    m = masks[0]
+    return (
+        _five_bit_pair(l0, 0, m), _five_bit_pair(h0, 0, m),
+        _five_bit_pair(l0, 1, m), _five_bit_pair(h0, 1, m),
+        _five_bit_pair(l0, 2, m), _five_bit_pair(h0, 2, m),
+        _five_bit_pair(lb, 0, m), _five_bit_pair(hb, 0, m),
+    )  # fmt: skip
 
 
-def _make_w8_pairs(mask: Any) -> Any:
-    @device_function
-    def pair(a: Word, b: Word, place: int) -> Word:
-        """Bytes ``place`` of two words as signed bf16: (128 + lower bits) - (128 or 256), exact."""
-        both = ptx.permute_bytes(a, b, uint32(0x4400 + 0x1111 * place))
-        value = both & mask(uint32(0x007F007F)) | uint32(MAGIC)
-        offset = both & mask(uint32(0x00800080)) | uint32(MAGIC)
-        return ptx.multiply_add_bf16x2(offset, uint32(_MINUS_ONE), value)
-
-    @device_function
-    def pairs(
-        l0: Word, l1: Word, l2: Word, l3: Word,
-        h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word,
-    ) -> Any:  # fmt: skip
-        return (
-            pair(l0, l1, 0), pair(h0, h1, 0), pair(l0, l1, 1), pair(h0, h1, 1),
-            pair(l0, l1, 2), pair(h0, h1, 2), pair(l0, l1, 3), pair(h0, h1, 3),
-        )  # fmt: skip
-
-    return pairs
+@device_function
+def _q6_pairs(
+    l0: Word, l1: Word, l2: Word, l3: Word,
+    h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word, masks: Any,
+) -> Any:  # fmt: skip
+    m, high = masks
+    return (
+        _nibble_pair(l0, 0, m) | (lb << uint32(4)) & high,
+        _nibble_pair(h0, 0, m) | (hb << uint32(4)) & high,
+        _nibble_pair(l0, 1, m) | (lb << uint32(2)) & high,
+        _nibble_pair(h0, 1, m) | (hb << uint32(2)) & high,
+        _nibble_pair(l0, 2, m) | lb & high,
+        _nibble_pair(h0, 2, m) | hb & high,
+        _nibble_pair(l0, 3, m) | (lb >> uint32(2)) & high,
+        _nibble_pair(h0, 3, m) | (hb >> uint32(2)) & high,
+    )
 
 
-def _make_bf16_pairs(mask: Any) -> Any:
-    @device_function
-    def pairs(
-        l0: Word, l1: Word, l2: Word, l3: Word,
-        h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word,
-    ) -> Any:  # fmt: skip
-        return l0, h0, l1, h1, l2, h2, l3, h3
-
-    return pairs
-
-
-def _make_field_pair(bits: int, fields: int, mask: Any) -> Any:
-    """One pair of two words' halves: ``bits`` of each as a bf16 of 128 and more."""
-
-    @device_function
-    def pair(word: Word, place: int) -> Word:
-        return (word >> uint32(bits * place)) & mask(uint32(fields)) | uint32(MAGIC)
-
-    return pair
+@device_function
+def _w8_pairs(
+    l0: Word, l1: Word, l2: Word, l3: Word,
+    h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word, masks: Any,
+) -> Any:  # fmt: skip
+    return (
+        _byte_pair(l0, l1, 0, masks), _byte_pair(h0, h1, 0, masks),
+        _byte_pair(l0, l1, 1, masks), _byte_pair(h0, h1, 1, masks),
+        _byte_pair(l0, l1, 2, masks), _byte_pair(h0, h1, 2, masks),
+        _byte_pair(l0, l1, 3, masks), _byte_pair(h0, h1, 3, masks),
+    )  # fmt: skip
 
 
-_PAIRS: Final[dict[TensorFormat, Callable[[Any], Any]]] = {
-    TensorFormat.Q4: _make_q4_pairs,
-    TensorFormat.Q5: _make_q5_pairs,
-    TensorFormat.Q6: _make_q6_pairs,
-    TensorFormat.W8: _make_w8_pairs,
-    TensorFormat.BF16: _make_bf16_pairs,
+@device_function
+def _bf16_pairs(
+    l0: Word, l1: Word, l2: Word, l3: Word,
+    h0: Word, h1: Word, h2: Word, h3: Word, lb: Word, hb: Word, masks: Any,
+) -> Any:  # fmt: skip
+    return l0, h0, l1, h1, l2, h2, l3, h3
+
+
+_PAIRS: Final = {
+    TensorFormat.Q4: _q4_pairs,
+    TensorFormat.Q5: _q5_pairs,
+    TensorFormat.Q6: _q6_pairs,
+    TensorFormat.W8: _w8_pairs,
+    TensorFormat.BF16: _bf16_pairs,
 }
 
 

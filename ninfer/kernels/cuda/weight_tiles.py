@@ -14,7 +14,7 @@ from numba import uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_slab_pairs
+from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, slab_pairs
 from ninfer.tensor import TensorFormat
 
 Address = Any
@@ -32,7 +32,8 @@ class TileFunctions:
         load_codes: (stored, lane, slab, words): the 16-byte words of both rows that hold a slab.
         load_scales: (stored, lane, extra): words of scales of both rows into ``extra[4:8]``.
         load_high: (stored, lane, extra): words of high bits of both rows into ``extra[0:4]``.
-        pairs: (words, extra, slab, a): the eight operand registers of a slab.
+        pairs: (words, extra, slab, a, masks): the eight operand registers of a slab; masks are
+            those of `weight_pairs.make_masks`.
         scale: (extra, group, is_lower): f32 scale of a group of the row, or of the row 8 below.
     """
 
@@ -45,14 +46,14 @@ class TileFunctions:
 
 
 @cache
-def tile_functions(format: TensorFormat, *, keeps_masks: bool = False) -> TileFunctions:
-    """Make the functions of a format; with masks in registers where a kernel has some to spare."""
+def tile_functions(format: TensorFormat) -> TileFunctions:
+    """Make the functions of a format."""
     return TileFunctions(
         _make_copy(format),
         _make_load_codes(format),
         _make_load_scales(format),
         _make_load_high(format),
-        _make_pairs(format, keeps_masks),
+        _make_pairs(format),
         _make_scale(format),
     )
 
@@ -140,14 +141,14 @@ def _last_pair(words: Array, first: int, high: Any) -> Any:
     return pair | (high >> uint32(11)) & (mask << uint32(4))
 
 
-def _make_pairs(format: TensorFormat, keeps_masks: bool) -> Any:
+def _make_pairs(format: TensorFormat) -> Any:
     layout = PAIR_FORMATS[format]
     high_bytes, slab_words, unit_slabs = layout.high_bytes, layout.slab_words, layout.unit_slabs
-    slab_pairs = make_slab_pairs(format, keeps_masks=keeps_masks)
+    turn = slab_pairs(format)
     bits = high_bytes // 128  # of each code: 1, 2, or none
 
     @device_function
-    def pairs(words: Array, extra: Array, slab: int, a: Array) -> None:
+    def pairs(words: Array, extra: Array, slab: int, a: Array, masks: Any) -> None:
         i = slab % unit_slabs * slab_words
         upper, lower = uint32(0), uint32(0)
         if bits == 1 and slab < 3:
@@ -157,7 +158,7 @@ def _make_pairs(format: TensorFormat, keeps_masks: bool) -> Any:
         if bits == 2:
             shift = uint32(slab % 2 * 8)
             upper, lower = extra[slab // 2] >> shift, extra[2 + slab // 2] >> shift
-        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7] = slab_pairs(
+        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7] = turn(
             words[i],
             words[(i + 1) % 4],
             words[(i + 2) % 4],
@@ -168,6 +169,7 @@ def _make_pairs(format: TensorFormat, keeps_masks: bool) -> Any:
             words[4 + (i + 3) % 4],
             upper,
             lower,
+            masks,
         )
 
     return pairs
