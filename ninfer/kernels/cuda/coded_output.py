@@ -175,7 +175,7 @@ def _ask(
         which = min(first + int32(16 * step), num_columns - int32(1))
         at = out + (uint64(which) * uint64(out_width) + uint64(inside)) * uint64(2)
         i = 4 * step
-        before[i], before[i + 1], before[i + 2], before[i + 3] = ptx.load_u32x4(at)
+        before[i], before[i + 1], before[i + 2], before[i + 3] = ptx.fresh_u32x4(at)
 
 
 @device_function

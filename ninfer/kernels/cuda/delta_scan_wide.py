@@ -240,7 +240,7 @@ def make_wide_scan(  # noqa: PLR0915 - one loop over chunks, and who brings them
         for slot in range(_STAGES):
             at, is_first = shared + uint32(8 * slot), uint32(thread == 0)
             warpgroup.init_barrier_if(is_first, at + uint32(_FULL_AT), uint32(1))
-            warpgroup.init_barrier_if(is_first, at + uint32(_EMPTY_AT), uint32(_GROUP_WARPS))
+            warpgroup.init_barrier_if(is_first, at + uint32(_EMPTY_AT), uint32(_GROUP_WARPS * WARP))
         warpgroup.publish_barriers()
         ptx.release_successor()
         ptx.wait_for_predecessor()
@@ -309,8 +309,7 @@ def make_wide_scan(  # noqa: PLR0915 - one loop over chunks, and who brings them
                 _settle_state(s, d_high, d_low)
                 part(s, _NUM_STATE, s_high, s_low)
                 _settle_outputs(o, e, u_high, u_low)
-                cuda.syncwarp()  # one lane speaks for what all of them have read
-                warpgroup.arrive_if(uint32(lane == 0), slot + uint32(_EMPTY_AT))
+                warpgroup.arrive(slot + uint32(_EMPTY_AT))  # each lane for what it has read
                 add_lower(o, e)
                 store_sums(value, row_bytes, _NUM_SUMS, o)
                 value += uint64(POSITIONS * row_bytes)
