@@ -11,8 +11,10 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import (
     attention_int8,
+    attention_output,
     attention_page_prefill,
     attention_prefill,
+    attention_softmax,
     device_functions,
     fragments,
 )
@@ -31,8 +33,10 @@ from tests.support.warpgroup_simulator import launch
 
 MODULES = (
     attention_int8,
+    attention_output,
     attention_page_prefill,
     attention_prefill,
+    attention_softmax,
     device_functions,
     fragments,
 )

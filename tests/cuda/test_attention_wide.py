@@ -11,7 +11,9 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import (
     attention_expand,
+    attention_output,
     attention_prefill,
+    attention_softmax,
     attention_wide,
     attention_wide_int8,
     attention_wide_parts,
@@ -32,7 +34,9 @@ from tests.support.warpgroup_simulator import launch
 
 MODULES = (
     attention_expand,
+    attention_output,
     attention_prefill,
+    attention_softmax,
     attention_wide,
     attention_wide_int8,
     attention_wide_parts,

@@ -16,25 +16,25 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_int8 import code_pair
-from ninfer.kernels.cuda.attention_pages import TILE
-from ninfer.kernels.cuda.attention_prefill import (
-    make_products,
+from ninfer.kernels.cuda.attention_output import (
+    divided,
+    make_put_rows,
     make_write,
-    over_quad,
-    scale_and_hide,
-    softmax_row,
+    output_line_bytes,
 )
+from ninfer.kernels.cuda.attention_pages import TILE
+from ninfer.kernels.cuda.attention_prefill import make_products
+from ninfer.kernels.cuda.attention_softmax import UNSEEN, make_weigh, over_quad
 from ninfer.kernels.cuda.launch import WARP
 
 WARP_QUERIES: Final = 16
 _MOST_WARPS: Final = 8
 _LEAST_WARPS: Final = 4
-_UNSEEN: Final = float("-inf")
 
 
 def shared_bytes(head_dim: int, warps: int) -> int:
     """Queries, a page of keys and one of values, or the outputs."""
-    queries, line = warps * WARP_QUERIES, 4 * (head_dim + 4)
+    queries, line = warps * WARP_QUERIES, output_line_bytes(head_dim)
     return max((queries + 2 * TILE) * 2 * head_dim, queries * line)
 
 
@@ -151,11 +151,12 @@ def make_page_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's regi
     num_queries = warps * WARP_QUERIES
     keys_at = num_queries * row_bytes
     values_at = keys_at + TILE * row_bytes
-    line_bytes = 4 * (head_dim + 4)
+    line_bytes = output_line_bytes(head_dim)
     num_outputs = head_dim // 2
     load_rows = _make_load_bf16(head_dim, warps * WARP)
     load_page = _make_load_page(head_dim, is_int8, warps * WARP)
     scores, accumulate = make_products(head_dim)
+    weigh, put_rows = make_weigh(head_dim), make_put_rows(head_dim, divided)
     write = make_write(head_dim)
 
     def prefill(  # noqa: PLR0915 - as above
@@ -200,7 +201,7 @@ def make_page_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's regi
         s = cuda.local.array(32, float32)
         for i in range(num_outputs):
             o[i] = float32(0.0)
-        most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
+        most0, most1 = float32(UNSEEN), float32(UNSEEN)
         total0, total1 = float32(0.0), float32(0.0)
         own_queries = shared + uint32(warp) * uint32(WARP_QUERIES * row_bytes)
         ptx.wait_copies_0()
@@ -218,30 +219,16 @@ def make_page_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's regi
             cuda.syncthreads()
             if following < length:
                 load_page(shared + uint32(keys_at), keys, key_scales, row, length - following)
-            scale_and_hide(s, factor, seen, position, lane)
-            most0, correction0, sum0 = softmax_row(s, 0, most0)
-            most1, correction1, sum1 = softmax_row(s, 2, most1)
-            total0 = total0 * correction0 + sum0
-            total1 = total1 * correction1 + sum1
-            for i in range(num_outputs // 4):
-                o[4 * i] *= correction0
-                o[4 * i + 1] *= correction0
-                o[4 * i + 2] *= correction1
-                o[4 * i + 3] *= correction1
+            most0, most1, total0, total1 = weigh(
+                s, o, factor, seen, position, lane, most0, most1, total0, total1
+            )
             accumulate(shared + uint32(values_at), lane, s, o)
             ptx.wait_copies_0()
             cuda.syncthreads()
             seen = int32(following)
         total0, total1 = over_quad(total0), over_quad(total1)
         rows = shared + uint32(warp) * uint32(WARP_QUERIES * line_bytes)
-        at_lane = rows + (uint32(lane) >> uint32(2)) * uint32(line_bytes)
-        at_lane += (uint32(lane) & uint32(3)) << uint32(3)
-        for i in range(num_outputs // 4):
-            at = at_lane + uint32(i * 32)
-            ptx.put_shared_f32x2(at, o[4 * i] / total0, o[4 * i + 1] / total0)
-            at += uint32(8 * line_bytes)
-            ptx.put_shared_f32x2(at, o[4 * i + 2] / total1, o[4 * i + 3] / total1)
-        cuda.syncwarp()
+        put_rows(rows, o, total0, total1, uint32(lane))
         write(
             rows, projected, base, sums, own_first, num_columns, head, num_heads, num_kv_heads,
             padded, lane,

@@ -12,15 +12,20 @@ cached rows once for each block, from the second-level cache mostly; 4 D FLOP a 
 Source: flash attention 2, arXiv 2307.08691.
 """
 
-import math
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.attention_output import (
+    divided,
+    make_put_rows,
+    make_write,
+    output_line_bytes,
+)
 from ninfer.kernels.cuda.attention_pages import (
     THREADS,
     TILE,
@@ -28,10 +33,8 @@ from ninfer.kernels.cuda.attention_pages import (
     make_load_queries,
     make_load_tile,
 )
-from ninfer.kernels.cuda.column_image import order_suffix, storer
-from ninfer.kernels.cuda.device_functions import load_chunk
-
-_UNSEEN: Final = float("-inf")
+from ninfer.kernels.cuda.attention_softmax import UNSEEN, make_weigh, over_quad
+from ninfer.kernels.cuda.column_image import order_suffix
 
 
 def make_products(head_dim: int) -> Any:
@@ -96,114 +99,6 @@ def make_products(head_dim: int) -> Any:
     return scores, accumulate
 
 
-@device_function
-def scale_and_hide(s: Any, factor: Any, first_key: Any, position: Any, lane: Any) -> None:
-    """Bring scores to units of log 2 and hide positions behind the queries' own.
-
-    ``position`` is that of the lane's upper query; the other one stands eight further on.
-    """
-    for i in range(32):
-        s[i] = s[i] * factor
-    if int32(first_key) + int32(TILE - 1) > int32(position) - int32(lane >> 2):
-        key = int32(first_key) + int32((lane & 3) * 2)
-        for i in range(32):
-            at = key + int32(i // 4 * 8 + i % 2)
-            if at > int32(position) + int32(i // 2 % 2 * 8):
-                s[i] = float32(_UNSEEN)
-
-
-@device_function
-def softmax_row(s: Any, upper: Any, largest: Any) -> Any:
-    """Turn the scores of one query into weights.
-
-    Args:
-        s: scores of the lane's two queries, four for each eight positions.
-        upper: 0 for the first query, 2 for the second.
-        largest: maximum so far.
-
-    Returns:
-        The new maximum, the correction and this lane's sum of weights.
-    """
-    found = largest
-    for i in range(8):
-        found = max(found, max(s[4 * i + upper], s[4 * i + upper + 1]))
-    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 1))
-    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 2))
-    base = found
-    if found == float32(_UNSEEN):
-        base = float32(0.0)
-    total = float32(0.0)
-    for i in range(8):
-        s[4 * i + upper] = ptx.power_of_two(s[4 * i + upper] - base)
-        s[4 * i + upper + 1] = ptx.power_of_two(s[4 * i + upper + 1] - base)
-        total += s[4 * i + upper] + s[4 * i + upper + 1]
-    return found, ptx.power_of_two(largest - base), total
-
-
-@device_function
-def over_quad(value: Any) -> Any:
-    """Sum over the four lanes of a query."""
-    value += cuda.shfl_xor_sync(0xFFFFFFFF, value, 1)
-    return value + cuda.shfl_xor_sync(0xFFFFFFFF, value, 2)
-
-
-def make_write(head_dim: int, to_image: bool = False) -> Any:
-    """Function that gates a warp's rows and writes them as part of a linear input."""
-    chunks = head_dim // 8
-    line_bytes = 4 * (head_dim + 4)
-    store = storer(to_image)
-
-    @device_function
-    def write(
-        rows: Any,
-        projected: Any,
-        base: Any,
-        sums: Any,
-        first_column: Any,
-        num_columns: Any,
-        head: Any,
-        num_heads: Any,
-        num_kv_heads: Any,
-        padded: Any,
-        lane: Any,
-    ) -> None:
-        x = cuda.local.array(8, float32)
-        for row in range(16):
-            column = int32(first_column) + int32(row)
-            is_column = column < num_columns
-            chunk = int32(head * chunks + lane)
-            for i in range(8):
-                x[i] = float32(0.0)
-            if is_column and lane < chunks:
-                heads = uint64(num_heads + num_kv_heads) * uint64(head_dim * 2)
-                gates = projected + uint64(column) * heads * uint64(2) + heads
-                g = load_chunk(gates, chunk, num_heads * head_dim)
-                at = rows + uint32(row * line_bytes) + uint32(lane * 32)
-                x[0], x[1], x[2], x[3] = ptx.shared_f32x4(at)
-                x[4], x[5], x[6], x[7] = ptx.shared_f32x4(at + uint32(16))
-                for i in range(8):
-                    x[i] *= ptx.reciprocal(float32(1.0) + math.exp(-g[i]))
-            is_padding = head == num_heads - 1 and chunk * 8 < padded
-            store(
-                base,
-                sums,
-                uint32(padded),
-                column,
-                chunk,
-                is_column and (lane < chunks or is_padding),
-                x[0],
-                x[1],
-                x[2],
-                x[3],
-                x[4],
-                x[5],
-                x[6],
-                x[7],
-            )
-
-    return write
-
-
 @cache
 def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
     head_dim: int, is_int8: bool, to_image: bool
@@ -212,15 +107,16 @@ def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
     row_bytes = 2 * head_dim
     plane_bytes = TILE * row_bytes
     buffers_at = TILE_QUERIES * row_bytes
-    line_bytes = 4 * (head_dim + 4)
+    line_bytes = output_line_bytes(head_dim)
     shared_bytes = buffers_at + max(4 * plane_bytes, TILE_QUERIES * line_bytes)
     num_outputs = head_dim // 2
     load_queries = make_load_queries(head_dim)
     load_tile = make_load_tile(head_dim, is_int8)
     scores, accumulate = make_products(head_dim)
+    weigh, put_rows = make_weigh(head_dim), make_put_rows(head_dim, divided)
     write = make_write(head_dim, to_image)
 
-    def prefill(  # noqa: PLR0915 - as above
+    def prefill(
         queries: int,
         projected: int,
         keys: int,
@@ -264,7 +160,7 @@ def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
         s = cuda.local.array(32, float32)
         for i in range(num_outputs):
             o[i] = float32(0.0)
-        most0, most1 = float32(_UNSEEN), float32(_UNSEEN)
+        most0, most1 = float32(UNSEEN), float32(UNSEEN)
         total0, total1 = float32(0.0), float32(0.0)
         own_queries = shared + uint32(warp) * uint32(16 * row_bytes)
         tiles = (length + int32(TILE - 1)) // int32(TILE)
@@ -280,29 +176,15 @@ def make_prefill(  # noqa: PLR0915 - one loop, whose state is a lane's registers
             ptx.wait_copies_1()
             cuda.syncthreads()
             scores(own_queries, here, lane, s)
-            scale_and_hide(s, factor, tile * TILE, position, lane)
-            most0, correction0, sum0 = softmax_row(s, 0, most0)
-            most1, correction1, sum1 = softmax_row(s, 2, most1)
-            total0 = total0 * correction0 + sum0
-            total1 = total1 * correction1 + sum1
-            for i in range(num_outputs // 4):
-                o[4 * i] *= correction0
-                o[4 * i + 1] *= correction0
-                o[4 * i + 2] *= correction1
-                o[4 * i + 3] *= correction1
+            most0, most1, total0, total1 = weigh(
+                s, o, factor, tile * TILE, position, lane, most0, most1, total0, total1
+            )
             accumulate(here + uint32(plane_bytes), lane, s, o)
             cuda.syncthreads()
         ptx.wait_copies_0()
         total0, total1 = over_quad(total0), over_quad(total1)
         rows = buffer + uint32(warp) * uint32(16 * line_bytes)
-        line = rows + (uint32(lane) >> uint32(2)) * uint32(line_bytes)
-        line += (uint32(lane) & uint32(3)) << uint32(3)
-        for i in range(num_outputs // 4):
-            at = line + uint32(i * 32)
-            ptx.put_shared_f32x2(at, o[4 * i] / total0, o[4 * i + 1] / total0)
-            at += uint32(8 * line_bytes)
-            ptx.put_shared_f32x2(at, o[4 * i + 2] / total1, o[4 * i + 3] / total1)
-        cuda.syncwarp()
+        put_rows(rows, o, total0, total1, uint32(lane))
         write(
             rows, projected, base, sums, own_first, num_columns, head, num_heads, num_kv_heads,
             padded, lane,

@@ -23,12 +23,8 @@ from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.cuda.warpgroup_turned import multiply_turned
-from ninfer.kernels.cuda.attention_prefill import (
-    make_write,
-    over_quad,
-    scale_and_hide,
-    softmax_row,
-)
+from ninfer.kernels.cuda.attention_output import make_write
+from ninfer.kernels.cuda.attention_softmax import UNSEEN, over_quad
 from ninfer.kernels.cuda.attention_wide_parts import (
     BLOCKS,
     HEAD_DIM,
@@ -44,14 +40,15 @@ from ninfer.kernels.cuda.attention_wide_parts import (
     THREADS,
     TILE,
     TURNED,
-    UNSEEN,
     WARPS,
-    correct,
+    block_place,
     fetch_queries,
     finish_keys,
     multiply_keys,
     page_row,
+    put_rows,
     round_weights,
+    weigh,
 )
 from ninfer.kernels.cuda.column_image import order_suffix
 
@@ -123,12 +120,9 @@ def make_wide_prefill(to_image: bool) -> Kernel:  # noqa: C901, PLR0915 - one lo
         warpgroup.publish_barriers()
         ptx.release_successor()
         ptx.wait_for_predecessor()
-        first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(QUERIES)
-        head = int32(cuda.blockIdx.y)
-        sharing = ptx.divide_u32(uint32(num_heads), uint32(num_kv_heads))
-        kv_head = uint64(ptx.divide_u32(uint32(head), sharing))
-        table_row = ptx.load_i32(table_rows)
-        block_row = block_table + uint64(table_row) * uint64(table_width * 4)
+        first, head, kv_head = block_place(num_heads, num_kv_heads)
+        block_row = block_table
+        block_row += uint64(ptx.load_i32(table_rows)) * uint64(table_width * 4)
         start = ptx.load_i32(positions)
         if start + int32(num_columns) > int32(limit):
             return
@@ -186,12 +180,10 @@ def make_wide_prefill(to_image: bool) -> Kernel:  # noqa: C901, PLR0915 - one lo
                 finish_keys(s)
             warpgroup.arrive_if(is_first, empty)
             if is_seen:
-                scale_and_hide(s, factor, int32(tile) * int32(TILE), position, lane)
-                most0, correction0, sum0 = softmax_row(s, 0, most0)
-                most1, correction1, sum1 = softmax_row(s, 2, most1)
-                total0 = total0 * correction0 + sum0
-                total1 = total1 * correction1 + sum1
-                correct(o, correction0, correction1)
+                most0, most1, total0, total1 = weigh(
+                    s, o, factor, int32(tile) * int32(TILE), position, lane, most0, most1, total0,
+                    total1,
+                )  # fmt: skip
                 round_weights(s, words)
             # Values of the next page, where those of the last one have been used.
             other = slot ^ uint32(2)
@@ -224,17 +216,10 @@ def make_wide_prefill(to_image: bool) -> Kernel:  # noqa: C901, PLR0915 - one lo
         # Nobody reads the pages any more when their place is written.
         cuda.syncthreads()
         rows = shared + uint32(SLOTS_AT) + uint32(warp) * uint32(16 * LINE_BYTES)
-        line = rows + (uint32(lane) >> uint32(2)) * uint32(LINE_BYTES)
-        line += (uint32(lane) & uint32(3)) << uint32(3)
-        for i in range(NUM_SUMS // 4):
-            at = line + uint32(i * 32)
-            ptx.put_shared_f32x2(at, o[4 * i] * inverse0, o[4 * i + 1] * inverse0)
-            at += uint32(8 * LINE_BYTES)
-            ptx.put_shared_f32x2(at, o[4 * i + 2] * inverse1, o[4 * i + 3] * inverse1)
-        cuda.syncwarp()
+        put_rows(rows, o, inverse0, inverse1, uint32(lane))
         write(
-            rows, projected, base, sums, own_first, num_columns, head, num_heads,
-            num_kv_heads, padded, lane,
+            rows, projected, base, sums, own_first, num_columns, head, num_heads, num_kv_heads,
+            padded, lane,
         )  # fmt: skip
 
     return Kernel(

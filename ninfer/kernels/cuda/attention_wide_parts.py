@@ -2,10 +2,9 @@
 
 A block is two warpgroups of 64 queries of one head. Queries, keys and values lie in shared memory
 as blocks of 64 components, rows of 128 bytes in the swizzle of the tensor cores: the queries first,
-then four slots, for keys and values of two pages. A lane holds two queries, ``upper`` and one eight
-further on: of eight positions or components it has two for each. When the pages have been used,
-results take the place of the slots, as rows of f32. Which barriers guard the slots, and how a page
-comes into them, is a kernel's own business.
+then four slots, for keys and values of two pages. When the pages have been used, results take
+the place of the slots, as rows of f32. Which barriers guard the slots, and how a page comes into
+them, is a kernel's own business.
 """
 
 from typing import Any, Final
@@ -15,6 +14,8 @@ from numba import cuda, int32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.warpgroup_turned import turned_descriptor
+from ninfer.kernels.cuda.attention_output import make_put_rows, multiplied, output_line_bytes
+from ninfer.kernels.cuda.attention_softmax import make_weigh
 
 HEAD_DIM: Final = 256
 """Components of a head."""
@@ -48,8 +49,8 @@ SLOTS: Final = 4
 SLOTS_AT: Final = BLOCKS * QUERY_BLOCK
 """Offset of the slots in shared memory."""
 
-LINE_BYTES: Final = 4 * (HEAD_DIM + 4)
-"""A query's results on their way out; four numbers wider, against bank conflicts."""
+LINE_BYTES: Final = output_line_bytes(HEAD_DIM)
+"""A query's results on their way out."""
 
 LINES_END: Final = SLOTS_AT + QUERIES * LINE_BYTES
 """Offset behind the results."""
@@ -57,14 +58,21 @@ LINES_END: Final = SLOTS_AT + QUERIES * LINE_BYTES
 NUM_SUMS: Final = HEAD_DIM // 2
 """Components of a lane's two queries."""
 
-UNSEEN: Final = float("-inf")
-"""Score of a position that a query does not see."""
-
 TURNED: Final = turned_descriptor(PAGE_BLOCK)
 """Descriptor of a page's values, less their address."""
 
 multiply_keys = warpgroup.multiply_block(TILE)
 finish_keys = warpgroup.finish_products(TILE)
+weigh, put_rows = make_weigh(HEAD_DIM), make_put_rows(HEAD_DIM, multiplied)
+
+
+@device_function
+def block_place(num_heads: Any, num_kv_heads: Any) -> Any:
+    """First query of a block, late ones first, its head, and the key head of that."""
+    first = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x) * int32(QUERIES)
+    head = int32(cuda.blockIdx.y)
+    sharing = ptx.divide_u32(uint32(num_heads), uint32(num_kv_heads))
+    return first, head, uint64(ptx.divide_u32(uint32(head), sharing))
 
 
 @device_function
@@ -91,16 +99,6 @@ def fetch_queries(
         target = block + (place << uint32(7))
         target += ((piece & uint32(7)) ^ (place & uint32(7))) << uint32(4)
         ptx.copy_async_16(target, queries + at * uint64(2 * HEAD_DIM) + uint64(piece << 4), size)
-
-
-@device_function
-def correct(o: Any, upper: Any, lower: Any) -> None:
-    """Scale the sums of both queries to their new maxima."""
-    for i in range(NUM_SUMS // 4):
-        o[4 * i] *= upper
-        o[4 * i + 1] *= upper
-        o[4 * i + 2] *= lower
-        o[4 * i + 3] *= lower
 
 
 @device_function
