@@ -27,6 +27,7 @@ from ninfer.kernels.cuda.attention_int8 import int8_reader
 from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
+    next_item,
     split_start,
 )
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
@@ -86,6 +87,55 @@ def get_scores(scores: Any, count: Any, lane: Any, factor: Any, p: Any) -> Any:
 
 
 @device_function
+def weigh(scores: Any, count: Any, lane: Any, factor: Any, p: Any, most: Any, total: Any) -> Any:
+    """Make a page's weights of a lane's head, ``p``, from the scores of all warps.
+
+    Returns:
+        The largest score so far, this lane's sum of weights, and the correction of earlier sums.
+    """
+    found = get_scores(scores, count, lane, factor, p)
+    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 1))
+    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 2))
+    found = max(found, most)
+    correction = ptx.power_of_two(most - found)
+    total *= correction
+    for i in range(16):
+        p[i] = ptx.power_of_two(p[i] - found)
+        total += p[i]
+    return found, total, correction
+
+
+@device_function
+def correct(o: Any, correction: Any, lane: Any) -> None:
+    """Bring a lane's outputs to the new units of their heads, which other lanes know."""
+    source = (lane & int32(3)) << int32(3)
+    even = cuda.shfl_sync(0xFFFFFFFF, correction, source)
+    odd = cuda.shfl_sync(0xFFFFFFFF, correction, source + int32(4))
+    for i in range(4):
+        o[2 * i] *= even
+        o[2 * i + 1] *= odd
+
+
+def make_store_outputs(head_dim: int, component: Any) -> Any:
+    """Function that stores a warp's outputs of a split, of as many heads as ``rows``."""
+
+    @device_function
+    def store_outputs(
+        partial: Any, place: Any, rows: Any, max_splits: Any, o: Any, warp: Any, lane: Any
+    ) -> None:
+        row = (lane & int32(3)) * int32(2)
+        line = place + uint64(row) * uint64(max_splits)
+        for i in range(8):
+            at = line + uint64(i % 2) * uint64(max_splits)
+            at = at * uint64(4 * head_dim)
+            at += uint64(component(i, warp, lane) << uint32(2))
+            is_row = uint32(row + int32(i % 2) < rows)
+            ptx.store_f32_if(is_row, partial + at, o[i])
+
+    return store_outputs
+
+
+@device_function
 def place_of(item: Any, items: Any, num_units: Any) -> Any:
     """Split and unit of an item among those of its column, late splits first."""
     units = uint32(num_units)
@@ -120,7 +170,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
         ahead - 1
     ]
     fetch, load_query, scores = reader.fetch, reader.load_query, reader.scores
-    accumulate, component = reader.accumulate, reader.component
+    accumulate, store_outputs = reader.accumulate, make_store_outputs(head_dim, reader.component)
     scores_at = stages * stage_bytes
     shared_bytes = scores_at + SCORE_BYTES
     busy_warps = head_dim // WARP_COMPONENTS  # that have outputs
@@ -173,10 +223,9 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                 cuda.syncthreads()
             # Start the copies of the cursor's tile, then move the cursor.
             if load_tile >= load_tiles:
-                while load_item >= load_items and load_column < num_columns:
-                    load_item = int32(load_item - load_items)
-                    load_column = int32(load_column + 1)
-                    load_items = column_items(positions, load_column, num_columns, num_units)
+                load_item, load_column, load_items = next_item(
+                    positions, load_item, load_column, load_items, num_columns, num_units
+                )
                 if load_column < num_columns:
                     at = uint64(load_column) * uint64(4)
                     index, unit_there = place_of(load_item, load_items, num_units)
@@ -217,10 +266,9 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                     ptx.wait_for_predecessor()
             else:
                 if tile >= tiles:
-                    while item >= items and column < num_columns:
-                        item = int32(item - items)
-                        column = int32(column + 1)
-                        items = column_items(positions, column, num_columns, num_units)
+                    item, column, items = next_item(
+                        positions, item, column, items, num_columns, num_units
+                    )
                     has_work = column < num_columns
                     if has_work:
                         length = ptx.load_i32(positions + uint64(column) * uint64(4)) + int32(1)
@@ -249,35 +297,16 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                     scores(at_stage, q, block, half, lane, s)
                     put_scores(base + uint32(scores_at), block, half, lane, s)
                     cuda.syncthreads()
-                    found = get_scores(base + uint32(scores_at), count, lane, factor, p)
-                    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 1))
-                    found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 2))
-                    found = max(found, most)
-                    correction = ptx.power_of_two(most - found)
-                    most = found
-                    total *= correction
-                    for i in range(16):
-                        p[i] = ptx.power_of_two(p[i] - found)
-                        total += p[i]
+                    most, total, correction = weigh(
+                        base + uint32(scores_at), count, lane, factor, p, most, total
+                    )
                     if warp < busy_warps:
-                        source = (lane & int32(3)) << int32(3)
-                        even = cuda.shfl_sync(0xFFFFFFFF, correction, source)
-                        odd = cuda.shfl_sync(0xFFFFFFFF, correction, source + int32(4))
-                        for i in range(4):
-                            o[2 * i] *= even
-                            o[2 * i + 1] *= odd
+                        correct(o, correction, lane)
                         accumulate(at_stage, p, count, warp, lane, o)
                     tile = int32(tile + 1)
                     if tile >= tiles:
-                        row = (lane & int32(3)) * int32(2)
                         if warp < busy_warps:
-                            line = place + uint64(row) * uint64(max_splits)
-                            for i in range(8):
-                                at = line + uint64(i % 2) * uint64(max_splits)
-                                at = at * uint64(4 * head_dim)
-                                at += uint64(component(i, warp, lane) << uint32(2))
-                                is_row = uint32(row + int32(i % 2) < rows)
-                                ptx.store_f32_if(is_row, partial + at, o[i])
+                            store_outputs(partial, place, rows, max_splits, o, warp, lane)
                         total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
                         total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
                         if warp == 0:

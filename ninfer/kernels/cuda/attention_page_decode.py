@@ -18,9 +18,11 @@ from ninfer.kernels.cuda.attention_bf16 import bf16_reader
 from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS
 from ninfer.kernels.cuda.attention_decode import (
     SCORE_BYTES,
-    get_scores,
+    correct,
+    make_store_outputs,
     place_of,
     put_scores,
+    weigh,
 )
 from ninfer.kernels.cuda.attention_splits import ROWS, column_items, split_start
 from ninfer.kernels.cuda.product_output import warp_index
@@ -50,7 +52,7 @@ def _make_load_plane(head_dim: int) -> Any:
 
 
 @cache
-def make_page_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
+def make_page_split(  # noqa: PLR0915 - one loop, whose state is a lane's registers
     head_dim: int,
 ) -> Kernel:
     """Partial results of all splits of a bf16 cache; grid (any number,), block (256,)."""
@@ -58,11 +60,11 @@ def make_page_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
     query_words, scores_at = reader.query_words, reader.stage_bytes
     values_at = scores_at // 2
     load_query, scores = reader.load_query, reader.scores
-    accumulate, component = reader.accumulate, reader.component
+    accumulate, store_outputs = reader.accumulate, make_store_outputs(head_dim, reader.component)
     load_plane = _make_load_plane(head_dim)
     busy_warps = head_dim // WARP_COMPONENTS  # that have outputs
 
-    def split(  # noqa: C901, PLR0915 - as above
+    def split(  # noqa: PLR0915 - as above
         queries: int,
         keys: int,
         values: int,
@@ -135,35 +137,17 @@ def make_page_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
                 cuda.syncthreads()
                 if length > 0:
                     load_plane(stage, keys, cache_row, length)
-                found = get_scores(stage + uint32(scores_at), count, lane, factor, p)
-                found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 1))
-                found = max(found, cuda.shfl_xor_sync(0xFFFFFFFF, found, 2))
-                found = max(found, most)
-                correction = ptx.power_of_two(most - found)
-                most = found
-                total *= correction
-                for i in range(16):
-                    p[i] = ptx.power_of_two(p[i] - found)
-                    total += p[i]
+                most, total, correction = weigh(
+                    stage + uint32(scores_at), count, lane, factor, p, most, total
+                )
                 if warp < busy_warps:
-                    from_lane = (lane & int32(3)) << int32(3)
-                    even = cuda.shfl_sync(0xFFFFFFFF, correction, from_lane)
-                    odd = cuda.shfl_sync(0xFFFFFFFF, correction, from_lane + int32(4))
-                    for i in range(4):
-                        o[2 * i] *= even
-                        o[2 * i + 1] *= odd
+                    correct(o, correction, lane)
                     accumulate(stage, p, count, warp, lane, o)
                 ptx.wait_copies_0()
                 cuda.syncthreads()
             place = line * uint64(max_splits) + uint64(index)
             if warp < busy_warps:
-                row = (lane & int32(3)) * int32(2)
-                to_row = place + uint64(row) * uint64(max_splits)
-                for i in range(8):
-                    at = (to_row + uint64(i % 2) * uint64(max_splits)) * uint64(4 * head_dim)
-                    at += uint64(component(i, warp, lane) << uint32(2))
-                    is_row = uint32(row + int32(i % 2) < rows)
-                    ptx.store_f32_if(is_row, partial + at, o[i])
+                store_outputs(partial, place, rows, max_splits, o, warp, lane)
             total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
             total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
             if warp == 0:

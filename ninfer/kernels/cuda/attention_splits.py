@@ -69,3 +69,19 @@ def column_items(positions: int, column: Any, num_columns: Any, num_units: Any) 
         position = ptx.load_i32(positions + uint64(column) * uint64(4))
         count = int32(count_splits(position + int32(1)) * int32(num_units))
     return int32(count)
+
+
+@device_function
+def next_item(
+    positions: int, item: Any, column: Any, items: Any, num_columns: Any, num_units: Any
+) -> Any:
+    """Go on to the column that an item counted from ``column`` on belongs to.
+
+    Returns:
+        The item among those of its column, the column, and how many items that has.
+    """
+    while item >= items and column < num_columns:
+        item = int32(item - items)
+        column = int32(column + 1)
+        items = column_items(positions, column, num_columns, num_units)
+    return item, column, items
