@@ -11,6 +11,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.kernels.cuda import (
     device_functions,
+    expert_columns,
     expert_down,
     expert_down_ranked,
     expert_gate_ranked,
@@ -33,6 +34,7 @@ from tests.support.warpgroup_simulator import launch
 
 MODULES = (
     device_functions,
+    expert_columns,
     expert_down,
     expert_down_ranked,
     expert_gate_ranked,

@@ -228,3 +228,27 @@ def make_load(format: TensorFormat) -> Any:
                 s[2 * g], s[2 * g + 1] = ptx.shared_f32x2(place)
 
     return load
+
+
+def make_load_alone(format: TensorFormat, unit_slabs: int) -> Any:
+    """Function that loads a unit of one column, and its sums, for all eight of a product.
+
+    It takes (chunks of a k tile, sums, bytes to those of this tile, lane, unit, x, s).
+    """
+    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, unit_slabs)
+
+    @device_function
+    def load(
+        column: Address, sums: Address, sums_at: int, lane: Index, unit: int, x: Array, s: Array
+    ) -> None:
+        at = column + (uint32(lane) & uint32(3)) * uint32(16)
+        for slab in range(unit_slabs):
+            i = 4 * slab
+            place = at + uint32((unit * unit_slabs + slab) * 64)
+            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
+        if has_sums:
+            for g in range(groups):
+                value = ptx.shared_f32(sums + uint32(sums_at + (unit * groups + g) * 4))
+                s[2 * g], s[2 * g + 1] = value, value
+
+    return load

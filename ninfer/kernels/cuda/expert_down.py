@@ -22,6 +22,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.device_functions import lower_bf16
+from ninfer.kernels.cuda.expert_columns import make_load_alone
 from ninfer.kernels.cuda.fragments import pair_sum
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
@@ -70,8 +71,8 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
     products_at = columns_at + WARPS * own_column
     shared_bytes = products_at + WARPS * each * TILE_ROWS * 4
     blocks = max(1, min(_MOST_BLOCKS, MULTIPROCESSOR_SHARED // (shared_bytes + 2048)))
-    slots = WARPS * each
     ask = _make_ask(format, k_tiles, each)
+    add_up = _make_add_up(WARPS * each)
     bring_column, multiply = make_bring_column(k_tiles), make_column_multiply(format, k_tiles)
 
     def down(
@@ -109,19 +110,10 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
                 cuda.syncwarp()
                 multiply(ring + uint32(i * slot_bytes), column, lane, total)
                 cuda.syncwarp()
-            if lane & int32(3) == int32(0):
-                to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
-                to += uint32(warp * int32(TILE_ROWS) + (lane >> int32(2))) * uint32(4)
-                ptx.put_shared_f32(to, weight * total[0])
-                ptx.put_shared_f32(to + uint32(32), weight * total[2])
+            to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
+            _put_products(to, warp, lane, weight, total)
         cuda.syncthreads()
-        if cuda.threadIdx.x < TILE_ROWS:
-            at = block + uint32(products_at) + uint32(cuda.threadIdx.x) * uint32(4)
-            value = ptx.shared_f32(at)
-            for slot in range(1, slots):
-                value += ptx.shared_f32(at + uint32(4 * TILE_ROWS * slot))
-            place = _feature_place(hidden)
-            ptx.store_u16(residual + place, ptx.bf16x2_of_f32(value + rest, float32(0.0)))
+        add_up(block + uint32(products_at), residual, hidden, rest)
 
     return Kernel(
         f"expert_down_{format.name.lower()}_{k_tiles}_{each}",
@@ -135,16 +127,14 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
 
 
 @cache
-def make_down_by_pieces(  # noqa: PLR0915 - one pass
-    format: TensorFormat, k_tiles: int, each: int, piece: int
-) -> Kernel:
+def make_down_by_pieces(format: TensorFormat, k_tiles: int, each: int, piece: int) -> Kernel:
     """The same with rows of ``piece`` k tiles of a warp's slot in shared memory at a time."""
     piece_bytes, own_column = piece * PAIR_FORMATS[format].tile_bytes, column_bytes(k_tiles)
     columns_at = WARPS * piece_bytes
     products_at = columns_at + WARPS * own_column
-    slots = WARPS * each
     ask, bring_column = _make_ask_piece(format, k_tiles, piece), make_bring_column(k_tiles)
     multiply = _make_multiply_piece(format, k_tiles, piece)
+    add_up = _make_add_up(WARPS * each)
 
     def down(
         codes: int,
@@ -187,19 +177,10 @@ def make_down_by_pieces(  # noqa: PLR0915 - one pass
                     cuda.syncwarp()
                     k += int32(piece)
                     ask(rows, codes, tile, k, lane)
-            if lane & int32(3) == int32(0):
-                to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
-                to += uint32(warp * int32(TILE_ROWS) + (lane >> int32(2))) * uint32(4)
-                ptx.put_shared_f32(to, weight * total[0])
-                ptx.put_shared_f32(to + uint32(32), weight * total[2])
+            to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
+            _put_products(to, warp, lane, weight, total)
         cuda.syncthreads()
-        if cuda.threadIdx.x < TILE_ROWS:
-            at = block + uint32(products_at) + uint32(cuda.threadIdx.x) * uint32(4)
-            value = ptx.shared_f32(at)
-            for slot in range(1, slots):
-                value += ptx.shared_f32(at + uint32(4 * TILE_ROWS * slot))
-            place = _feature_place(hidden)
-            ptx.store_u16(residual + place, ptx.bf16x2_of_f32(value + rest, float32(0.0)))
+        add_up(block + uint32(products_at), residual, hidden, rest)
 
     return Kernel(
         f"expert_down_{format.name.lower()}_{k_tiles}_{each}_by_{piece}",
@@ -291,21 +272,9 @@ def make_bring_column(k_tiles: int) -> Any:
 
 def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: bool = True) -> Any:
     """Products of a slot: the same column eight times, of which column 0 is looked at."""
-    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
-    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4)
+    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * unit_groups(format, 4)
+    load, products = make_load_alone(format, 4), make_multiply(format, 1, 1, 4)
     make_own_masks = make_masks(format, keeps=keeps_masks)
-
-    @device_function
-    def load(column: Address, lane: Index, k: int, x: Array, s: Array) -> None:
-        at = column + uint32(k * 256) + (uint32(lane) & uint32(3)) * uint32(16)
-        for slab in range(4):
-            i = 4 * slab
-            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(at + uint32(slab * 64))
-        if has_sums:
-            for g in range(groups):
-                value = ptx.shared_f32(column + uint32(k_tiles * 256 + k * 8 + g * 4))
-                s[2 * g], s[2 * g + 1] = value, value
 
     @device_function
     def multiply(rows: Address, column: Address, lane: Index, total: Array) -> None:
@@ -315,7 +284,7 @@ def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: boo
         for i in range(4):
             total[i] = float32(0.0)
         for k in range(k_tiles):
-            load(column, lane, k, x, s)
+            load(column + uint32(k * 256), column, k_tiles * 256 + k * 8, lane, 0, x, s)
             products(rows + uint32(k * tile_bytes), lane, 0, x, s, total, masks)
 
     return multiply
@@ -323,9 +292,8 @@ def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: boo
 
 def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
     """Products of one piece of a slot, from k tile ``first`` on."""
-    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, 4)
-    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * groups
-    products = make_multiply(format, 1, 1, 4)
+    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * unit_groups(format, 4)
+    load, products = make_load_alone(format, 4), make_multiply(format, 1, 1, 4)
     make_own_masks = make_masks(format, keeps=True)
 
     @device_function
@@ -336,18 +304,36 @@ def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
         for i in range(piece):
             k = uint32(first) + uint32(i)
             if k < uint32(k_tiles):
-                at = column + k * uint32(256) + (uint32(lane) & uint32(3)) * uint32(16)
-                for slab in range(4):
-                    j = 4 * slab
-                    x[j], x[j + 1], x[j + 2], x[j + 3] = ptx.shared_u32x4(at + uint32(slab * 64))
-                if has_sums:
-                    for g in range(groups):
-                        at = column + uint32(k_tiles * 256 + g * 4) + k * uint32(8)
-                        value = ptx.shared_f32(at)
-                        s[2 * g], s[2 * g + 1] = value, value
+                sums = column + uint32(k_tiles * 256) + k * uint32(8)
+                load(column + k * uint32(256), sums, 0, lane, 0, x, s)
                 products(rows + uint32(i * tile_bytes), lane, 0, x, s, total, masks)
 
     return multiply
+
+
+@device_function
+def _put_products(products: Address, warp: Index, lane: Index, weight: Any, total: Array) -> None:
+    """Products of a warp's slot times its weight; only those of column 0 count."""
+    if lane & int32(3) == int32(0):
+        to = products + uint32(warp * int32(TILE_ROWS) + (lane >> int32(2))) * uint32(4)
+        ptx.put_shared_f32(to, weight * total[0])
+        ptx.put_shared_f32(to + uint32(32), weight * total[2])
+
+
+def _make_add_up(slots: int) -> Any:
+    """Add products of all slots in order, and the rest: (products, residual, hidden, rest)."""
+
+    @device_function
+    def add_up(products: Address, residual: Address, hidden: Index, rest: Any) -> None:
+        if cuda.threadIdx.x < TILE_ROWS:
+            at = products + uint32(cuda.threadIdx.x) * uint32(4)
+            value = ptx.shared_f32(at)
+            for slot in range(1, slots):
+                value += ptx.shared_f32(at + uint32(4 * TILE_ROWS * slot))
+            place = _feature_place(hidden)
+            ptx.store_u16(residual + place, ptx.bf16x2_of_f32(value + rest, float32(0.0)))
+
+    return add_up
 
 
 @device_function

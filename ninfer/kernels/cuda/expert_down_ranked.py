@@ -21,6 +21,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
+from ninfer.kernels.cuda.expert_columns import make_load_alone
 from ninfer.kernels.cuda.expert_down import (
     WARPS,
     column_bytes,
@@ -201,8 +202,8 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
 
     A tile's products are a chain of latencies, whose gaps those of a second tile fill.
     """
-    has_sums, groups = PAIR_FORMATS[format].offset > 0, unit_groups(format, _UNIT_SLABS)
-    tile_bytes, num_words, num_sums = PAIR_FORMATS[format].tile_bytes, 4 * _UNIT_SLABS, 2 * groups
+    num_words, num_sums = 4 * _UNIT_SLABS, 2 * unit_groups(format, _UNIT_SLABS)
+    tile_bytes, load = PAIR_FORMATS[format].tile_bytes, make_load_alone(format, _UNIT_SLABS)
     products = make_multiply(format, 1, 1, _UNIT_SLABS)
     make_own_masks = make_masks(format)
 
@@ -213,16 +214,8 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
         masks = make_own_masks()
-        at = column + (uint32(lane) & uint32(3)) * uint32(16)
         for unit in range(4 // _UNIT_SLABS):
-            for slab in range(_UNIT_SLABS):
-                i = 4 * slab
-                place = at + uint32((unit * _UNIT_SLABS + slab) * 64)
-                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
-            if has_sums:
-                for g in range(groups):
-                    value = ptx.shared_f32(sums + uint32((unit * groups + g) * 4))
-                    s[2 * g], s[2 * g + 1] = value, value
+            load(column, sums, 0, lane, unit, x, s)
             products(rows, lane, unit, x, s, total, masks)
 
     @device_function
@@ -247,7 +240,7 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
     Sixteen lanes gate a chunk of eight features each.
     """
     tile_bytes = PAIR_FORMATS[format].tile_bytes
-    copy = tile_functions(format).copy
+    copy, load = tile_functions(format).copy, make_load_alone(format, 4)
     products = make_multiply(format, 1, 1, 4)
     make_own_masks = make_masks(format, keeps=True)
 
@@ -271,10 +264,7 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
                 _gate_chunk(gate_up, width, chunk, column + uint32(lane) * uint32(16))
             ptx.wait_copies_0()
             ptx.sync_warp()
-            at = column + (uint32(lane) & uint32(3)) * uint32(16)
-            for slab in range(4):
-                i = 4 * slab
-                x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(at + uint32(slab * 64))
+            load(column, column, 0, lane, 0, x, s)
             products(stored, lane, 0, x, s, total, masks)
         return total[0], total[2]
 

@@ -31,13 +31,16 @@ from ninfer.kernels.cuda.expert_columns import (
     make_choose,
     make_load,
 )
-from ninfer.kernels.cuda.expert_gate_tiles import make_multiply_by_tiles, make_walk_by_tiles
+from ninfer.kernels.cuda.expert_gate_tiles import (
+    make_ask_pair,
+    make_multiply_by_tiles,
+    make_walk_by_tiles,
+)
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
 from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
-from ninfer.kernels.cuda.weight_tiles import tile_functions
 from ninfer.tensor import TensorFormat
 
 PARTS: Final = 8
@@ -248,7 +251,7 @@ def _warp_bytes(format: TensorFormat, k_tiles: int, stages: int) -> int:
 def _make_ask_rows(format: TensorFormat, k_tiles: int) -> Any:
     """Ask for a warp's tiles: of each k tile the gate rows and the up rows."""
     each, tile_bytes = tiles_each(k_tiles), PAIR_FORMATS[format].tile_bytes
-    copy = tile_functions(format).copy
+    ask_pair = make_ask_pair(format, k_tiles)
 
     @device_function
     def ask_rows(
@@ -266,10 +269,7 @@ def _make_ask_rows(format: TensorFormat, k_tiles: int) -> Any:
             for i in range(each):
                 if warp + int32(PARTS * i) < int32(k_tiles):
                     place = row + int32(PARTS * i)
-                    here = to + uint32(2 * i * tile_bytes)
-                    copy(here, codes, codes, codes, place, lane)
-                    place += up * int32(k_tiles)
-                    copy(here + uint32(tile_bytes), codes, codes, codes, place, lane)
+                    ask_pair(to + uint32(2 * i * tile_bytes), codes, place, up, lane)
         ptx.close_copies()
 
     return ask_rows

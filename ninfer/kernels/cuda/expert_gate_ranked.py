@@ -19,6 +19,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.expert_columns import make_load_alone
 from ninfer.kernels.cuda.expert_rank_block import RANK_BYTES, RANKED_AT, make_rank_block
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import WARP
@@ -156,23 +157,9 @@ def _make_ask(format: TensorFormat, k_tiles: int) -> Any:
 def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
     """Products of a warp's tiles as they come: the same column eight times."""
     each, tile_bytes = -(-k_tiles // PARTS), PAIR_FORMATS[format].tile_bytes
-    num_words, groups = 4 * _UNIT_SLABS, unit_groups(format, _UNIT_SLABS)
-    num_sums = 2 * groups
-    has_sums = PAIR_FORMATS[format].offset > 0
-    products = make_multiply(format, 2, 1, _UNIT_SLABS)
+    num_words, num_sums = 4 * _UNIT_SLABS, 2 * unit_groups(format, _UNIT_SLABS)
+    load, products = make_load_alone(format, _UNIT_SLABS), make_multiply(format, 2, 1, _UNIT_SLABS)
     make_own_masks = make_masks(format, keeps=True)
-
-    @device_function
-    def load(column: Address, lane: Index, unit: int, x: Array, s: Array) -> None:
-        at = column + (uint32(lane) & uint32(3)) * uint32(16)
-        for slab in range(_UNIT_SLABS):
-            i = 4 * slab
-            place = at + uint32((unit * _UNIT_SLABS + slab) * 64)
-            x[i], x[i + 1], x[i + 2], x[i + 3] = ptx.shared_u32x4(place)
-        if has_sums:
-            for g in range(groups):
-                value = ptx.shared_f32(column + uint32(256 + (unit * groups + g) * 4))
-                s[2 * g], s[2 * g + 1] = value, value
 
     @device_function
     def multiply(ring: Address, columns: Address, warp: Index, lane: Index, total: Array) -> None:
@@ -188,8 +175,9 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
                 ptx.wait_copies_0()
             ptx.sync_warp()
             if warp + int32(PARTS * i) < int32(k_tiles):
+                column = columns + uint32(i * _COLUMN_BYTES)
                 for unit in range(4 // _UNIT_SLABS):
-                    load(columns + uint32(i * _COLUMN_BYTES), lane, unit, x, s)
+                    load(column, column, 256, lane, unit, x, s)
                     products(ring + uint32(2 * i * tile_bytes), lane, unit, x, s, total, masks)
 
     return multiply

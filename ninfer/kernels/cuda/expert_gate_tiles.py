@@ -86,9 +86,8 @@ def make_walk_by_tiles(
 
 def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> Any:
     """Products of a warp's k tiles with the columns that were asked for before."""
-    each, tile_bytes = -(-k_tiles // warps), PAIR_FORMATS[format].tile_bytes
+    each, ask_pair, load = -(-k_tiles // warps), make_ask_pair(format, k_tiles), make_load(format)
     num_words, num_sums = 4 * UNIT_SLABS, 2 * unit_groups(format, UNIT_SLABS)
-    copy, load = tile_functions(format).copy, make_load(format)
     products = make_multiply(format, 2, 1, UNIT_SLABS)
     make_own_masks = make_masks(format, keeps=True)
 
@@ -111,9 +110,7 @@ def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> An
         for i in range(each):
             if warp + int32(warps * i) < int32(k_tiles):
                 place = row_tile * int32(k_tiles) + warp + int32(warps * i)
-                copy(rows, codes, codes, codes, place, lane)
-                place += up * int32(k_tiles)
-                copy(rows + uint32(tile_bytes), codes, codes, codes, place, lane)
+                ask_pair(rows, codes, place, up, lane)
                 ptx.close_copies()
                 ptx.wait_copies_0()
                 for unit in range(4 // UNIT_SLABS):
@@ -123,3 +120,19 @@ def make_multiply_by_tiles(format: TensorFormat, k_tiles: int, warps: int) -> An
                 cuda.syncwarp()
 
     return multiply
+
+
+def make_ask_pair(format: TensorFormat, k_tiles: int) -> Any:
+    """Function that asks for sixteen gate rows of a k tile, and the up rows of the same features.
+
+    It takes (to, codes, stored tile of the gate rows, row tiles to the up rows, lane).
+    """
+    tile_bytes, copy = PAIR_FORMATS[format].tile_bytes, tile_functions(format).copy
+
+    @device_function
+    def ask_pair(to: Address, codes: Address, place: Index, up: Index, lane: Index) -> None:
+        copy(to, codes, codes, codes, place, lane)
+        place += up * int32(k_tiles)
+        copy(to + uint32(tile_bytes), codes, codes, codes, place, lane)
+
+    return ask_pair
