@@ -82,6 +82,7 @@ class IdleStream:
     """Notes kernels; copies nothing."""
 
     has_warpgroups = True
+    has_clusters = True
     num_multiprocessors = NUM_MULTIPROCESSORS
     shared_bytes = SHARED_BYTES
 

@@ -21,6 +21,7 @@ from ninfer.cuda.module import (
     KernelCache,
     complaints,
     default_folder,
+    has_clusters,
     mark_prebuilt,
     suits,
 )
@@ -125,6 +126,7 @@ def declared_kernels(
             kernel_shapes(model_id),
             block_shared_bytes=BLOCK_SHARED[target],
             has_warpgroups=target == WARPGROUP_TARGET,
+            has_clusters=has_clusters(target),
         )
         for family in table.__all__:
             module: ModuleType = getattr(table, family)

@@ -10,7 +10,13 @@ from typing import Final, Self
 from ninfer.cuda import driver
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.memory import CudaArena, device_arena, pinned_arena
-from ninfer.cuda.module import TARGETS, WARPGROUP_TARGET, KernelCache, default_folder
+from ninfer.cuda.module import (
+    TARGETS,
+    WARPGROUP_TARGET,
+    KernelCache,
+    default_folder,
+    has_clusters,
+)
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import (
     DeviceUnavailable,
@@ -146,6 +152,11 @@ class CudaDevice:
     def has_warpgroups(self) -> bool:
         """Whether kernels may use warpgroup instructions."""
         return self.target == WARPGROUP_TARGET
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can start in clusters."""
+        return has_clusters(self.target)
 
     @property
     def num_multiprocessors(self) -> int:

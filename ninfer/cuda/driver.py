@@ -305,6 +305,7 @@ def launch(
     args: Sequence[Any],
     *,
     programmatic: bool,
+    cluster_blocks: int = 1,
 ) -> None:
     """Enqueue a kernel.
 
@@ -316,15 +317,18 @@ def launch(
         shared_bytes: dynamic shared memory.
         args: ctypes values, in the order of the kernel's parameters.
         programmatic: the kernel may start before its predecessor has ended; it waits by itself.
+        cluster_blocks: blocks of the first axis that start together.
     """
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block
     config.sharedMemBytes = shared_bytes
     config.hStream = stream
-    if programmatic:
-        config.attrs = [_programmatic_attribute()]
-        config.numAttrs = 1
+    attributes = [_programmatic_attribute()] if programmatic else []
+    if cluster_blocks > 1:
+        attributes.append(_cluster_attribute(cluster_blocks))
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
     pointers = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(arg) for arg in args))
     _checked(cu.cuLaunchKernelEx, config, function, ctypes.addressof(pointers), 0)
 
@@ -334,6 +338,15 @@ def _programmatic_attribute() -> Any:
     attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     value = cu.CUlaunchAttributeValue()
     value.programmaticStreamSerializationAllowed = 1
+    attribute.value = value
+    return attribute
+
+
+def _cluster_attribute(blocks: int) -> Any:
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value = cu.CUlaunchAttributeValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = blocks, 1, 1
     attribute.value = value
     return attribute
 

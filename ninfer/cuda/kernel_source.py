@@ -45,6 +45,8 @@ class Kernel:
         dynamic_shared_bytes: what every launch asks for.
         min_blocks: blocks that must fit on a multiprocessor; 0 leaves it to the compiler.
         is_warpgroup: uses instructions of `warpgroup`, which only sm_90 has.
+        cluster_blocks: neighbouring blocks that start together; more than one use instructions of
+            `cluster`, which sm_90 and later have.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Kernel:
     dynamic_shared_bytes: int = 0
     min_blocks: int = 0
     is_warpgroup: bool = False
+    cluster_blocks: int = 1
 
 
 def source_digest(kernel: Kernel) -> str:

@@ -63,6 +63,9 @@ _FIRST_DEPENDENT: Final = (9, 0)
 """First capability with programmatic dependent launch, and the newest whose PTX we write: what a
 later one adds no kernel uses, and it left local arrays in memory (sm_100)."""
 
+_FIRST_CLUSTERED: Final = (9, 0)
+"""First capability with clusters of blocks."""
+
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _CAREFUL: Final = ("-Xptxas=-O1",)  # loads stay where they are: fewer values wait for their use
 _FORMAT: Final = 1  # of keys: raised where `translation` gives other code for the same kernel
@@ -209,7 +212,14 @@ class KernelCache:
 
 def suits(kernel: Kernel, target: str) -> bool:
     """Whether a kernel can be compiled for a target."""
+    if kernel.cluster_blocks > 1 and not has_clusters(target):
+        return False
     return not kernel.is_warpgroup or target == WARPGROUP_TARGET
+
+
+def has_clusters(target: str) -> bool:
+    """Whether blocks can start in clusters on a target."""
+    return TARGETS[target] >= _FIRST_CLUSTERED
 
 
 def recipes(kernel: Kernel, target: str) -> tuple[Recipe, ...]:

@@ -80,6 +80,10 @@ class StreamOwner(Protocol):
         """Whether kernels may use warpgroup instructions."""
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can start in clusters."""
+
+    @property
     def num_multiprocessors(self) -> int:
         """Blocks that run at once where one fills a multiprocessor."""
 
@@ -149,6 +153,11 @@ class CudaStream:
         return self._owner.has_warpgroups
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can start in clusters."""
+        return self._owner.has_clusters
+
+    @property
     def num_multiprocessors(self) -> int:
         """Multiprocessors of the device."""
         return self._owner.num_multiprocessors
@@ -195,6 +204,7 @@ class CudaStream:
                 dynamic,
                 values,
                 programmatic=self._owner.has_programmatic_launch,
+                cluster_blocks=kernel.cluster_blocks,
             )
 
         self._enqueue(enqueue)

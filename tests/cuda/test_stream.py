@@ -1,5 +1,6 @@
 """Life cycle and faults of streams, on a driver that is a list of calls."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ class Owner:
         self.fault: NinferError | None = None
         self.has_programmatic_launch = True
         self.has_warpgroups = True
+        self.has_clusters = True
         self.num_multiprocessors = 4
         self.shared_bytes = 48 << 10
 
@@ -94,6 +96,19 @@ def test_work_reaches_the_driver_in_order(fake: FakeDriver) -> None:
         "copy_to_host",
         "synchronize_stream",
     ]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_blocks_of_a_cluster_start_together(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(driver, "launch", lambda *_, **given: options.append(given))
+    kernel = replace(KERNEL, cluster_blocks=blocks)
+
+    CudaStream(Owner(), SCRATCH).launch(kernel, (4, 1, 1), (1, 2.0))
+
+    assert [one["cluster_blocks"] for one in options] == [blocks]
 
 
 def test_empty_work_is_no_call(fake: FakeDriver) -> None:

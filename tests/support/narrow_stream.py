@@ -17,6 +17,7 @@ class NarrowStream:
     """Everything is done by another stream; only what launchers ask is answered otherwise."""
 
     has_warpgroups = False
+    has_clusters = False
 
     def __init__(self, stream: Any, shared_bytes: int) -> None:
         self._stream = stream

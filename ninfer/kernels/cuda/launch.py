@@ -38,6 +38,7 @@ class KernelShapes:
         block_shared_bytes: most shared memory of a block on the device, which shapes of blocks
             depend on; launchers ask their stream for it.
         has_warpgroups: whether the device has warpgroup instructions; likewise.
+        has_clusters: whether its blocks can start in clusters; likewise.
     """
 
     hidden: int
@@ -58,6 +59,7 @@ class KernelShapes:
     shared_width: int
     block_shared_bytes: int = MULTIPROCESSOR_SHARED
     has_warpgroups: bool = True
+    has_clusters: bool = True
 
 
 class BlockParts(NamedTuple):
