@@ -27,6 +27,7 @@ class LaunchRecorder:
     """A stream of a large card that notes what is launched."""
 
     num_multiprocessors = 132
+    has_clusters = True
 
     def __init__(self, shared_bytes: int) -> None:
         self.shared_bytes = shared_bytes
@@ -76,6 +77,35 @@ def test_formats_without_a_kernel_for_both_follow_one_another() -> None:
     assert len(launches([(Q6, 32), (Q4, 32)], 256, 2)) == 2
 
 
+@pytest.mark.parametrize("columns", [1, 2, 5, 8])
+def test_few_row_tiles_of_a_long_weight_are_shared_out_evenly(columns: int) -> None:
+    assert launches([(Q5, 5120)], 17408, columns) == ["pair_q5"]
+
+
+@pytest.mark.parametrize("columns", [1, 8])
+@pytest.mark.parametrize(
+    ("format", "rows", "width", "shared_bytes"),
+    [
+        (Q5, 5120, 6144, 227 << 10),  # short
+        (Q5, 4096, 17408, 227 << 10),  # two row tiles a multiprocessor
+        (Q5, 5440, 17408, 227 << 10),  # more than the pairs make at once
+        (Q5, 5120, 18432, 227 << 10),  # no room for the columns
+        (Q5, 5120, 17408, 163 << 10),
+        (Q4, 5120, 17408, 227 << 10),
+    ],
+)
+def test_other_weights_are_not_shared_out_by_pairs(
+    format: TensorFormat, rows: int, width: int, shared_bytes: int, columns: int
+) -> None:
+    assert not launches([(format, rows)], width, columns, shared_bytes)[0].startswith("pair")
+
+
+def test_without_clusters_there_are_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaunchRecorder, "has_clusters", False)
+
+    assert launches([(Q5, 5120)], 17408, 8) == ["few_q5_16x8"]
+
+
 @pytest.mark.parametrize("shared_bytes", [99 << 10, 163 << 10, 227 << 10])
 @pytest.mark.parametrize("model_id", ["qwen3.5-0.8b", "qwen3.6-27b", "qwen3.6-35b-a3b"])
 def test_what_a_model_launches_is_declared(model_id: str, shared_bytes: int) -> None:
@@ -95,7 +125,7 @@ def test_what_a_model_launches_is_declared(model_id: str, shared_bytes: int) -> 
         name
         for width, formats in cases
         for columns in range(1, 9)
-        for rows in (32, 4096, 248320)
+        for rows in (32, 4096, 5120, 248320)
         for name in launches([(f, rows) for f in formats], width, columns, shared_bytes)
     }
 

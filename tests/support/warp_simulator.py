@@ -123,7 +123,7 @@ def _fma(a: Any, b: Any, c: Any) -> Array:
     return np.asarray(exact, np.float32)
 
 
-class _Meeting(threading.Barrier):
+class Meeting(threading.Barrier):
     """Where warps meet; one that waits gives the turn to another."""
 
     def __init__(self, warps: int, turn: threading.Lock) -> None:
@@ -296,7 +296,7 @@ class WarpSimulator:
         warps = kernel.threads // LANES
         shared = Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
         turn = threading.Lock()
-        barrier = _Meeting(warps, turn)
+        barrier = Meeting(warps, turn)
         failures: list[BaseException] = []
         place = threading.local()
 
@@ -324,7 +324,7 @@ class WarpSimulator:
     def _patched(
         self,
         shared: Memory,
-        barrier: _Meeting,
+        barrier: Meeting,
         turn: threading.Lock,
         place: Any,
         grid: tuple[int, int, int],
@@ -337,7 +337,7 @@ class WarpSimulator:
         def meet(number: Any, threads: Any) -> None:
             with lock:
                 key = int(number), int(threads) // LANES
-                meeting = named.setdefault(key, _Meeting(key[1], turn))
+                meeting = named.setdefault(key, Meeting(key[1], turn))
             meeting.wait()
 
         intrinsics.sync_threads = meet

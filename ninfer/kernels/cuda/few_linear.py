@@ -2,7 +2,8 @@
 
 Weights of the same columns go together where there is a kernel for their formats. `held_product`
 brings the columns once for each multiprocessor and keeps them; `few_product` brings them again for
-each block of rows, which is better where they are few and rows are not many.
+each block of rows, which is better where they are few and rows are not many. `pair_product` shares
+out the row tiles of one long weight where whole ones would leave multiprocessors idle.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
-from ninfer.kernels.cuda import few_product, held_product
+from ninfer.kernels.cuda import few_product, held_product, pair_product, pair_shape
 from ninfer.kernels.cuda.few_product import TOGETHER, launch_few
 from ninfer.kernels.cuda.few_shape import SLOTS
 from ninfer.kernels.cuda.fragments import padded_width
 from ninfer.kernels.cuda.held_product import HELD, launch_held
 from ninfer.kernels.cuda.held_shape import has_room, is_worth_holding
 from ninfer.kernels.cuda.launch import KernelShapes, fitting
+from ninfer.kernels.cuda.pair_product import PAIRED, launch_pairs
 from ninfer.kernels.cuda.row_products import Formats, RowProduct, formats_of
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
@@ -36,7 +38,9 @@ def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProdu
         chosen = [product for product in waiting if product.format in formats][:SLOTS]
         waiting = [product for product in waiting if product not in chosen]
         formats = formats_of(chosen)
-        if _is_held(stream, x, formats, chosen):
+        if _is_paired(stream, x, chosen):
+            launch_pairs(stream, x, chosen[0])
+        elif _is_held(stream, x, formats, chosen):
             launch_held(stream, x, formats, chosen)
         else:
             launch_few(stream, x, formats, chosen)
@@ -57,7 +61,19 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         # Formats go together only where columns are those of the residual stream.
         [formats for formats in HELD if len(formats) > 1 and has_room(formats, hidden, most)]
     )
-    return (*fitting(few, most), *held)
+    pairs = pair_product.declared(most) if shapes.has_clusters else ()
+    return (*fitting(few, most), *held, *pairs)
+
+
+def _is_paired(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> bool:
+    first, k_tiles = products[0], padded_width(x.width) // TILE_FEATURES
+    return (
+        stream.has_clusters
+        and len(products) == 1
+        and first.format in PAIRED
+        and pair_shape.has_room(first.format, k_tiles, stream.shared_bytes)
+        and pair_shape.is_worth_pairing(first.tiles, k_tiles, stream.num_multiprocessors)
+    )
 
 
 def _is_held(

@@ -39,7 +39,7 @@ def make_run(shape: FewShape, warp_bytes: int, stride: int) -> Any:
     format, row_tiles, stages = shape.format, shape.row_tiles, shape.stages
     stage_bytes, tile_bytes = shape.stage_bytes, PAIR_FORMATS[format].tile_bytes
     num_sums = 4 * row_tiles
-    ask = _make_ask(format, row_tiles)
+    ask = make_ask(format, row_tiles)
     make_walk = make_ringed_walk if shape.ringed_columns > 0 else make_direct_walk
     walk = make_walk(shape, ask)
     rings_columns = shape.ringed_columns > 0
@@ -85,7 +85,7 @@ def make_run(shape: FewShape, warp_bytes: int, stride: int) -> Any:
     return run
 
 
-def _make_ask(format: TensorFormat, row_tiles: int) -> Any:
+def make_ask(format: TensorFormat, row_tiles: int) -> Any:
     """Ask for the next k tile of every row tile, where there is one, and move on."""
     tile_bytes = PAIR_FORMATS[format].tile_bytes
     steps, rest = tile_bytes // 512, tile_bytes % 512 // 16

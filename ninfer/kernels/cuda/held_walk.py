@@ -166,7 +166,7 @@ def _make_choice(values: Sequence[int]) -> Any:
 def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -> Any:
     """Products of one row tile: (ring, cursor, source, walk, rows, columns, sums, total)."""
     is_bf16 = format is TensorFormat.BF16
-    multiply = _make_bf16_step() if is_bf16 else _make_step(format)
+    multiply = _make_bf16_step() if is_bf16 else make_step(format)
     stage = stage_bytes(formats)
     whole_ring = num_stages(formats) * stage
     wait_copies = WAITS[num_stages(formats)]
@@ -210,7 +210,7 @@ def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -
     return walk_rows
 
 
-def _make_step(format: TensorFormat) -> Any:
+def make_step(format: TensorFormat) -> Any:
     """Products of a k tile of coded weights with columns in shared memory."""
     functions = tile_functions(format)
     load_codes, load_high = functions.load_codes, functions.load_high

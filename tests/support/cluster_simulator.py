@@ -1,0 +1,243 @@
+"""Kernels of clusters on the CPU: the blocks of one run together, and write each other's memory.
+
+Every block has the stand-ins that `WarpSimulator` makes for it; what kernels see finds those of the
+block whose warp calls. Warps of all blocks take turns. What a kernel must not do fails: write to a
+block before all have started, or to one that has ended.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ninfer.cuda import ptx
+from ninfer.cuda.device_code import DeviceFunction
+from ninfer.cuda.kernel_source import Kernel
+from tests.support.lane_memory import Memory
+from tests.support.plain_types import use_plain_types
+from tests.support.warp_simulator import LANES, Meeting, WarpSimulator
+
+_WINDOW = 18  # bits of an address in a block's shared memory; above is the block's number and 1
+_OWN = np.uint32((1 << _WINDOW) - 1)
+_PATIENCE_S = 300.0
+_NAMES = ("ptx", "cuda", "warp_index")
+
+
+class _Current:
+    """What stands in for a module or function: that of the block whose warp calls."""
+
+    def __init__(self, place: threading.local, members: Sequence[Any]) -> None:
+        self._place, self._members = place, members
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._members[self._place.block], name)
+
+    def __call__(self) -> Any:
+        return self._members[self._place.block]()
+
+
+class _Barrier:
+    """A barrier that is passed once: arrivals and bytes that are missing."""
+
+    def __init__(self, arrivals: int) -> None:
+        self._arrivals, self._bytes = arrivals, 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everybody may go on."""
+        return self._arrivals == 0 and self._bytes == 0
+
+    def count(self, arrivals: int, nbytes: int) -> None:
+        """Count what has come; bytes that are expected are negative."""
+        assert not self.is_complete
+        self._arrivals -= arrivals
+        self._bytes += nbytes
+        assert self._arrivals >= 0
+
+
+class _Cluster:
+    """What stands in for `ninfer.cuda.cluster`, and for barriers of `ninfer.cuda.warpgroup`.
+
+    Attributes:
+        shared: memory of every block.
+        barriers: by block and address.
+        running: warps of every block that have not ended.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: Memory,
+        shared: list[Memory],
+        turn: threading.Lock,
+        place: threading.local,
+    ) -> None:
+        warps = kernel.threads // LANES
+        self._memory = memory
+        self.shared, self.running = shared, [warps] * kernel.cluster_blocks
+        self._place = place
+        self._changed = threading.Condition(turn)
+        self._missing = warps * kernel.cluster_blocks
+        self.barriers: dict[tuple[int, int], _Barrier] = {}
+        self._is_broken = False
+
+    def arrive_cluster(self) -> None:
+        assert not hasattr(self._place, "has_passed")
+        self._place.has_passed = False
+        self._missing -= 1
+        self._changed.notify_all()
+
+    def wait_cluster(self) -> None:
+        assert not self._place.has_passed
+        self._wait(lambda: self._missing == 0)
+        self._place.has_passed = True
+
+    def map_shared(self, address: Any, block: Any) -> Any:
+        return np.uint32(address) + np.uint32((int(block) + 1) << _WINDOW)
+
+    def put_counted_f32x2(self, address: Any, first: Any, second: Any, barrier: Any) -> None:
+        (block,) = set((np.atleast_1d(address) >> _WINDOW).tolist())
+        assert block == int(barrier) >> _WINDOW
+        assert self._place.has_passed
+        assert self.running[block - 1] > 0
+        self.shared[block - 1].store(address & _OWN, [first, second], np.float32)
+        self.barriers[block - 1, int(barrier & _OWN)].count(0, 8 * LANES)
+        self._changed.notify_all()
+
+    def init_barrier_if(self, mask: Any, address: Any, count: Any) -> None:
+        for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
+            at = int(np.broadcast_to(address, LANES)[lane])
+            self.barriers[self._place.block, at] = _Barrier(int(count))
+
+    def publish_barriers(self) -> None:
+        """Everything is seen at once."""
+
+    def expect_bytes_if(self, mask: Any, address: Any, nbytes: Any) -> None:
+        for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
+            at = int(np.broadcast_to(address, LANES)[lane])
+            self.barriers[self._place.block, at].count(1, -int(nbytes))
+
+    def copy_bulk_if(self, mask: Any, to: Any, source: Any, nbytes: Any, barrier: Any) -> None:
+        to, source, nbytes = (np.broadcast_to(each, LANES) for each in (to, source, nbytes))
+        own = self.shared[self._place.block]
+        for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
+            first = int(source[lane]) - self._memory.base
+            size = int(nbytes[lane])
+            assert first % 16 == int(to[lane]) % 16 == size % 16 == 0
+            assert 0 <= first <= self._memory.octets.size - size
+            assert int(to[lane]) + size <= own.octets.size
+            own.octets[int(to[lane]) : int(to[lane]) + size] = self._memory.octets[first:][:size]
+            self.barriers[self._key(barrier)].count(0, size)
+        self._changed.notify_all()
+
+    def arrive(self, address: Any) -> None:
+        self.barriers[self._key(address)].count(LANES, 0)
+        self._changed.notify_all()
+
+    def wait_phase(self, address: Any, parity: Any) -> None:
+        assert int(parity) == 0
+        self._wait(lambda: self.barriers[self._key(address)].is_complete)
+
+    def end(self, is_broken: bool) -> None:
+        """A warp has ended."""
+        self.running[self._place.block] -= 1
+        self._is_broken |= is_broken
+        self._changed.notify_all()
+
+    def _key(self, address: Any) -> tuple[int, int]:
+        return self._place.block, int(address)
+
+    def _wait(self, has_come: Any) -> None:
+        has_ended = self._changed.wait_for(lambda: self._is_broken or has_come(), _PATIENCE_S)
+        if not has_ended or self._is_broken:
+            raise threading.BrokenBarrierError
+
+
+class ClusterSimulator(WarpSimulator):
+    """Runs kernels of clusters of given modules over one global memory."""
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
+        """Run every cluster, one after another."""
+        assert grid[0] % kernel.cluster_blocks == 0
+        for first in range(0, grid[0], kernel.cluster_blocks):
+            self._run_cluster(kernel, grid, first, args)
+
+    def _run_cluster(
+        self, kernel: Kernel, grid: tuple[int, int, int], first: int, args: Sequence[int]
+    ) -> None:
+        warps, blocks = kernel.threads // LANES, range(kernel.cluster_blocks)
+        nbytes = kernel.dynamic_shared_bytes
+        shared = [Memory(0, np.full(nbytes, 0xFF, np.uint8), LANES) for _ in blocks]
+        turn, place = threading.Lock(), threading.local()
+        barriers = [Meeting(warps, turn) for _ in blocks]
+        cluster = _Cluster(kernel, self.memory, shared, turn, place)
+        failures: list[BaseException] = []
+
+        def run(block: int, warp: int) -> None:
+            place.block, place.warp = block, warp
+            place.threads = np.arange(warp * LANES, (warp + 1) * LANES)
+            with turn:
+                try:
+                    with np.errstate(all="ignore"):
+                        kernel.function(*args)
+                except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
+                    failures.append(failure)
+                    for barrier in barriers:
+                        barrier.abort()
+                cluster.end(bool(failures))
+
+        stand_ins = []
+        for block in blocks:
+            with self._patched(
+                shared[block], barriers[block], turn, place, grid, (first + block, 0)
+            ):
+                stand_ins.append(_attributes(self._modules))
+        with _patched_together(self._modules, stand_ins, cluster, place):
+            threads = [
+                threading.Thread(target=run, args=(block, warp))
+                for block in blocks
+                for warp in range(warps)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+
+def _attributes(modules: Sequence[ModuleType]) -> dict[tuple[ModuleType, str], Any]:
+    """What kernels see of the device in each module."""
+    return {
+        (module, name): getattr(module, name)
+        for module in modules
+        for name in _NAMES
+        if hasattr(module, name)
+    }
+
+
+@contextmanager
+def _patched_together(
+    modules: Sequence[ModuleType],
+    stand_ins: Sequence[dict[tuple[ModuleType, str], Any]],
+    cluster: _Cluster,
+    place: threading.local,
+) -> Iterator[None]:
+    intrinsics = _Current(
+        place, [next(v for k, v in each.items() if k[1] == "ptx") for each in stand_ins]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
+        patch.setattr(type(ptx.wait_copies_0), "__call__", lambda wait: intrinsics.wait(wait))
+        use_plain_types(patch, modules)
+        for module, name in stand_ins[0]:
+            patch.setattr(module, name, _Current(place, [each[module, name] for each in stand_ins]))
+        for module in modules:
+            for name in ("cluster", "warpgroup"):
+                if hasattr(module, name):
+                    patch.setattr(module, name, cluster)
+        yield
