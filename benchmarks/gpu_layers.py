@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.gpu_check import Bench
-from ninfer.cuda.memory import CudaArena
+from ninfer.arena import AllocatedArena
 from ninfer.device import host_array
 from ninfer.ops import linear
 from ninfer.tensor import DType, LinearInput, Tensor
@@ -21,7 +21,7 @@ class Layers:
 
     def __init__(self, bench: Bench, nbytes: int) -> None:
         self.bench = bench
-        self.arena: CudaArena = bench.device.arena("layers", nbytes)
+        self.arena: AllocatedArena = bench.device.arena("layers", nbytes)
         rng = np.random.default_rng(1)
         pool = (rng.standard_normal(1 << 20) * 0.5).astype(np.float32).view(np.uint32)
         words = (pool >> np.uint32(16)).astype(np.uint16)

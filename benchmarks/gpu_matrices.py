@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_check import Bench
-from ninfer.cuda.memory import CudaArena
+from ninfer.arena import AllocatedArena
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import linear
 from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
@@ -77,11 +77,11 @@ class Weights:
         for format in Q4, Q5, Q6, W8:
             self._pools[format] = bench.put(self._records(format), DType.U8)
 
-    def make_step(self, arena: CudaArena, step: Step) -> tuple[Matrix, ...]:
+    def make_step(self, arena: AllocatedArena, step: Step) -> tuple[Matrix, ...]:
         """Fill the weights of one layer's step."""
         return tuple(self.make(arena, format, rows, step.width) for format, rows in step.weights)
 
-    def make(self, arena: CudaArena, format: TensorFormat, rows: int, width: int) -> Matrix:
+    def make(self, arena: AllocatedArena, format: TensorFormat, rows: int, width: int) -> Matrix:
         """Fill one matrix."""
         storage = arena.take((WeightLayout(format, rows, width).nbytes,), DType.U8)
         pool = self._pools[format]

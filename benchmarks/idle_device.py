@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ninfer import model_stack
+from ninfer.arena import AllocatedArena
 from ninfer.config import EngineConfig
 from ninfer.cuda.device import WIDE_SCRATCH_BYTES
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.device import ALIGNMENT, host_array
 from ninfer.frontend.frontend import OutputOptions
 from ninfer.generation import CacheMode, SamplingParams
-from ninfer.host.device import HostArena
+from ninfer.host.device import host_arena
 from ninfer.models.package import GROUPWISE_INT
 from ninfer.runtime import Engine, RequestOptions, SyntheticModel
 from ninfer.tensor import DType, Shape, Tensor
@@ -137,9 +138,9 @@ class IdleDevice:
         """Addresses only."""
         return IdleArena(name, nbytes)
 
-    def pinned_arena(self, name: str, nbytes: int) -> HostArena:
+    def pinned_arena(self, name: str, nbytes: int) -> AllocatedArena:
         """Real memory: the host writes into it."""
-        return HostArena(name, nbytes)
+        return host_arena(name, nbytes)
 
     def stream(self) -> IdleStream:
         """A stream that shares the notes."""

@@ -7,9 +7,10 @@ are in `stream`, arenas in `memory`; what the kernels compute is the kernel tabl
 from dataclasses import dataclass
 from typing import Final, Self
 
+from ninfer.arena import AllocatedArena
 from ninfer.cuda import driver
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.memory import CudaArena, device_arena, pinned_arena
+from ninfer.cuda.memory import device_arena, pinned_arena
 from ninfer.cuda.module import (
     TARGETS,
     WARPGROUP_TARGET,
@@ -99,7 +100,7 @@ class CudaDevice:
         self._context: Final = driver.retain_context(self._device)
         self._cache: Final = cache or KernelCache(default_folder())
         self._streams: Final[list[CudaStream]] = []
-        self._scratch: Final[list[CudaArena]] = []
+        self._scratch: Final[list[AllocatedArena]] = []
         self._modules: Final[list[driver.Handle]] = []
         self._functions: Final[dict[Kernel, driver.Handle]] = {}
         self._fault: NinferError | None = None
@@ -187,7 +188,7 @@ class CudaDevice:
         self.bind()
         return driver.memory_info()[0]
 
-    def arena(self, name: str, nbytes: int) -> CudaArena:
+    def arena(self, name: str, nbytes: int) -> AllocatedArena:
         """Allocate device memory.
 
         Raises:
@@ -202,7 +203,7 @@ class CudaDevice:
             )
         return device_arena(name, nbytes, self._free)
 
-    def pinned_arena(self, name: str, nbytes: int) -> CudaArena:
+    def pinned_arena(self, name: str, nbytes: int) -> AllocatedArena:
         """Allocate host memory that the device can copy from and to."""
         self.bind()
         return pinned_arena(name, nbytes, self._free_pinned)

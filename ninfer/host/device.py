@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from ninfer.arena import AllocatedArena
 from ninfer.device import ALIGNMENT
 from ninfer.errors import IllegalMove, InvariantError, OutOfDeviceMemory, ShapeError
 from ninfer.host.bands import BandPool
 from ninfer.host.graph import HostGraph, Operation
-from ninfer.tensor import DType, Shape, Tensor
+from ninfer.tensor import DType, Tensor
 
 
 class StreamState(enum.Enum):
@@ -54,61 +54,21 @@ _NEXT: Final = {
 }
 
 
-class HostArena:
-    """Owner of one allocation of process memory until `close`."""
+def host_arena(name: str, nbytes: int) -> AllocatedArena:
+    """Allocate process memory.
 
-    def __init__(self, name: str, nbytes: int) -> None:
-        if nbytes < 0:
-            raise InvariantError(f"arena {name!r}: {nbytes} bytes")
-        try:
-            buffer = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-        except (MemoryError, ValueError) as error:
-            raise OutOfDeviceMemory(f"arena {name!r}: no room for {nbytes} bytes") from error
-        self._name: Final = name
-        self._nbytes: Final = nbytes
-        self._buffer: npt.NDArray[np.uint8] | None = buffer
-        self._base: Final = -(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT
-        self._used_bytes = 0
-
-    @property
-    def name(self) -> str:
-        """What the arena is for."""
-        return self._name
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes, as asked for."""
-        return self._nbytes
-
-    @property
-    def used_bytes(self) -> int:
-        """End of the last view, relative to the start: gaps for alignment are included."""
-        return self._used_bytes
-
-    def take(self, shape: Shape, dtype: DType) -> Tensor:
-        """Hand out the next view that starts at a multiple of `ALIGNMENT`.
-
-        Raises:
-            InvariantError: the arena is closed or full; nothing was handed out.
-        """
-        if self._buffer is None:
-            raise InvariantError(f"arena {self._name!r} is closed")
-        if any(extent < 0 for extent in shape):
-            raise ShapeError(f"arena {self._name!r}: shape {shape}")
-        start = -(-self._used_bytes // ALIGNMENT) * ALIGNMENT
-        tensor = Tensor(self._base + start, dtype, shape)
-        if start + tensor.nbytes > self._nbytes:
-            missing = start + tensor.nbytes - self._nbytes
-            raise InvariantError(
-                f"arena {self._name!r} is full: {tensor.nbytes} bytes at {start} "
-                f"are {missing} too many for {self._nbytes}"
-            )
-        self._used_bytes = start + tensor.nbytes
-        return tensor
-
-    def close(self) -> None:
-        """Free the bytes; idempotent."""
-        self._buffer = None
+    Raises:
+        OutOfDeviceMemory: the process cannot have that many bytes.
+    """
+    if nbytes < 0:
+        raise InvariantError(f"arena {name!r}: {nbytes} bytes")
+    try:
+        buffer = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise OutOfDeviceMemory(f"arena {name!r}: no room for {nbytes} bytes") from error
+    held = [buffer]  # the only reference, which the arena drops
+    base = -(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT
+    return AllocatedArena(name, nbytes, base, lambda _: held.clear())
 
 
 class HostEvent:
@@ -313,7 +273,7 @@ class HostDevice:
         limited = _cgroup_free_bytes(Path("/sys/fs/cgroup"))
         return available if limited is None else min(available, limited)
 
-    def arena(self, name: str, nbytes: int) -> HostArena:
+    def arena(self, name: str, nbytes: int) -> AllocatedArena:
         """Allocate.
 
         Raises:
@@ -327,9 +287,9 @@ class HostDevice:
             raise OutOfDeviceMemory(
                 f"arena {name!r} needs {nbytes} bytes, {nbytes - free} more than are free"
             )
-        return HostArena(name, nbytes)
+        return host_arena(name, nbytes)
 
-    def pinned_arena(self, name: str, nbytes: int) -> HostArena:
+    def pinned_arena(self, name: str, nbytes: int) -> AllocatedArena:
         """Allocate; on this device all memory can be copied from and to."""
         return self.arena(name, nbytes)
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ninfer.arena import AllocatedArena
 from ninfer.config import EngineConfig
 from ninfer.errors import InvariantError
-from ninfer.host.device import HostArena, HostDevice, HostStream
+from ninfer.host.device import HostDevice, HostStream
 from ninfer.tensor import DType
 from tests.support.model_cases import open_case
 from tests.support.program_driver import ProgramDriver
@@ -18,14 +19,14 @@ class WatchedDevice(HostDevice):
     def __init__(self) -> None:
         super().__init__(num_threads=1)
         self.made: list[HostStream] = []
-        self.arenas: list[HostArena] = []
+        self.arenas: list[AllocatedArena] = []
 
     def stream(self) -> HostStream:
         stream = super().stream()
         self.made.append(stream)
         return stream
 
-    def arena(self, name: str, nbytes: int) -> HostArena:
+    def arena(self, name: str, nbytes: int) -> AllocatedArena:
         arena = super().arena(name, nbytes)
         self.arenas.append(arena)
         return arena
@@ -35,7 +36,7 @@ class WatchedDevice(HostDevice):
         return [arena.name for arena in self.arenas if not _is_closed(arena)]
 
 
-def _is_closed(arena: HostArena) -> bool:
+def _is_closed(arena: AllocatedArena) -> bool:
     try:
         arena.take((0,), DType.U8)
     except InvariantError as error:
