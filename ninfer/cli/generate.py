@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -29,7 +28,7 @@ from ninfer.cli.request_input import (
 )
 from ninfer.cli.text_input import read_text
 from ninfer.frontend.frontend import PreparedInput
-from ninfer.gateway.openai_reply import ChatStream, ReplyIdentity, fold
+from ninfer.gateway.openai_reply import ChatStream, fold, new_identity
 from ninfer.gateway.openai_timings import timings_json
 from ninfer.generation import (
     Channel,
@@ -183,13 +182,7 @@ def _write_json(
     extra: dict[str, object] = {"request_id": f"req_{secrets.token_hex(12)}"}
     if request.sampling is not None:
         extra["seed"] = request.sampling.seed
-    identity = ReplyIdentity(
-        reply_id=f"chatcmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=engine.model_id,
-        fingerprint=engine.fingerprint,
-        extra=extra,
-    )
+    identity = new_identity("chatcmpl", engine.model_id, engine.fingerprint, extra)
     stream = ChatStream(identity, has_usage=True)
     chunks, result = [], None
     for event in events:

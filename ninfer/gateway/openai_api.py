@@ -4,8 +4,6 @@ Everything is checked here and in the frontend, before submission. Members are r
 the contract's table. Source: the serving contract, sections 4 to 8.
 """
 
-import secrets
-import time
 from typing import Any, Final
 
 from ninfer.errors import RequestError, UnsupportedFeature
@@ -26,7 +24,7 @@ from ninfer.gateway.openai_fields import (
     refuse_what_is_not_offered,
     settle_unknown,
 )
-from ninfer.gateway.openai_reply import ChatReply, ChatStream, ReplyIdentity
+from ninfer.gateway.openai_reply import ChatReply, ChatStream, new_identity
 from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
 from ninfer.gateway.request_run import GenerationJob
@@ -75,13 +73,8 @@ def translate_chat(
     output = with_default_budget(output, prepared, engine, settings, max_tokens)
     output = with_grammar(output, wanted, engine.frontend)
     sampling = effective_sampling(asked, engine.sampling_preset(prepared), settings)
-    identity = ReplyIdentity(
-        reply_id=f"chatcmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=engine.model_id,
-        fingerprint=engine.fingerprint,
-        extra={"seed": sampling.seed, "request_id": context.request_id},
-    )
+    extra = {"seed": sampling.seed, "request_id": context.request_id}
+    identity = new_identity("chatcmpl", engine.model_id, engine.fingerprint, extra)
     return GenerationJob(
         endpoint=Endpoint.CHAT,
         prepared=prepared,

@@ -4,8 +4,6 @@ No template, no tools, no channels. The blocking reply is the fold of the chunks
 serving contract, section 4.6.
 """
 
-import secrets
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -27,7 +25,7 @@ from ninfer.gateway.openai_fields import (
     refuse_what_is_not_offered,
     settle_unknown,
 )
-from ninfer.gateway.openai_reply import DONE, Json, ReplyIdentity
+from ninfer.gateway.openai_reply import DONE, Json, ReplyIdentity, new_identity
 from ninfer.gateway.openai_timings import timings_json, usage_json
 from ninfer.gateway.request_context import RequestContext
 from ninfer.gateway.request_facts import Endpoint
@@ -76,13 +74,8 @@ def translate_completion(
     settle_unknown(fields, context, is_strict=settings.is_strict)
     output = with_grammar(output, wanted, engine.frontend)
     sampling = effective_sampling(asked, engine.sampling_preset(prepared), settings)
-    identity = ReplyIdentity(
-        reply_id=f"cmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=engine.model_id,
-        fingerprint=engine.fingerprint,
-        extra={"seed": sampling.seed, "request_id": context.request_id},
-    )
+    extra = {"seed": sampling.seed, "request_id": context.request_id}
+    identity = new_identity("cmpl", engine.model_id, engine.fingerprint, extra)
     return GenerationJob(
         endpoint=Endpoint.COMPLETIONS,
         prepared=prepared,

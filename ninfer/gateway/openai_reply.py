@@ -4,6 +4,7 @@
 reply, so the two can never disagree. Knows no HTTP and no engine.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class ReplyIdentity:
     """What is the same in every chunk of a reply.
 
     Attributes:
-        reply_id: ``chatcmpl-`` and a random part.
+        reply_id: ``chatcmpl-`` or ``cmpl-``, and a random part.
         created: seconds since the epoch.
         model: public id.
         fingerprint: changes exactly when something that can change bits changes.
@@ -47,6 +48,12 @@ class ReplyIdentity:
     model: str
     fingerprint: str
     extra: Json
+
+
+def new_identity(kind: str, model: str, fingerprint: str, extra: Json) -> ReplyIdentity:
+    """Identity of a reply made now; ``kind`` is what its id begins with."""
+    reply_id = f"{kind}-{secrets.token_hex(12)}"
+    return ReplyIdentity(reply_id, int(time.time()), model, fingerprint, extra)
 
 
 class ChatStream:
