@@ -17,6 +17,7 @@ from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.generate import open_engine
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, integer, refuse_idle
+from ninfer.cli.report_format import add_format_option
 from ninfer.config import MAX_CONCURRENCY
 from ninfer.model_stack import GROUPWISE_INT, WEIGHTS_IDS
 from ninfer.runtime import Engine, SyntheticModel
@@ -84,12 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup", type=integer, default=1, metavar="N", help="runs before them (default: 1)"
     )
-    parser.add_argument(
-        "--format",
-        choices=["text", "json"],
-        default="text",
-        help="form of the output (default: text)",
-    )
+    add_format_option(parser)
     add_engine_options(parser, max_context=4096)
 
 

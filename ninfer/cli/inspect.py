@@ -7,6 +7,7 @@ from ninfer.artifact.format import TensorDescriptor
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
+from ninfer.cli.report_format import add_format_option
 from ninfer.errors import CheckpointError, NinferError
 from ninfer.inspection import ArtifactReport, describe, file_digest, open_frontend
 
@@ -21,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the whole file, digest it and give a verdict; changed weights show only in the "
         "digest",
     )
-    parser.add_argument(
-        "--format",
-        choices=["text", "json"],
-        default="text",
-        help="form of the output (default: text)",
-    )
+    add_format_option(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:

@@ -8,6 +8,7 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, engine_config, integer
+from ninfer.cli.report_format import add_format_option
 from ninfer.cli.request_input import read_token_list
 from ninfer.cli.text_input import read_text
 from ninfer.config import Purpose
@@ -30,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stride", type=integer, metavar="N", help="new tokens of a window (default: half)"
     )
-    parser.add_argument(
-        "--format",
-        choices=["text", "json"],
-        default="text",
-        help="form of the output (default: text)",
-    )
+    add_format_option(parser)
     add_engine_options(parser, max_context=4096, has_template=False)
 
 

@@ -7,6 +7,7 @@ from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import refuse_idle
+from ninfer.cli.report_format import add_format_option
 from ninfer.cli.request_input import read_json
 from ninfer.cli.text_input import read_text, text_argument
 from ninfer.frontend.conversation import Conversation
@@ -29,12 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="FILE", help="use this chat template instead of the model's"
     )
-    parser.add_argument(
-        "--format",
-        choices=["text", "json"],
-        default="text",
-        help="form of the output (default: text)",
-    )
+    add_format_option(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> ExitCode:
