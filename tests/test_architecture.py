@@ -38,6 +38,13 @@ def names(folder: str) -> set[str]:
     return found
 
 
+def printed_by(code: str) -> str:
+    """What a new interpreter prints, without the last line's end."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("folder", ["ninfer/ops", "ninfer/kernels/host", "tests/support/oracles"])
 def test_every_family_has_its_file(folder: str) -> None:
     assert names(folder) >= FAMILIES
@@ -107,11 +114,9 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, ninfer; print([m for m in ('numpy', 'numba', 'jinja2') if m in sys.modules])"
     )
 
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    output = printed_by(code)
 
-    assert output.stdout.strip() == "[]"
+    assert output == "[]"
 
 
 def test_modules_of_the_command_line_do_not_load_the_compiler() -> None:
@@ -120,11 +125,9 @@ def test_modules_of_the_command_line_do_not_load_the_compiler() -> None:
         "print('numba' in sys.modules)"
     )
 
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    output = printed_by(code)
 
-    assert output.stdout.strip() == "False"
+    assert output == "False"
 
 
 def test_a_command_waits_for_no_other_commands_modules() -> None:
@@ -133,11 +136,9 @@ def test_a_command_waits_for_no_other_commands_modules() -> None:
         "print([m for m in ('flask', 'ninfer.convert', 'ninfer.cli.bench') if m in sys.modules])"
     )
 
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    output = printed_by(code)
 
-    assert output.stdout.strip() == "[]"
+    assert output == "[]"
 
 
 def test_device_code_is_not_loaded_where_there_is_no_driver() -> None:
@@ -146,8 +147,6 @@ def test_device_code_is_not_loaded_where_there_is_no_driver() -> None:
         "print(model_stack.open_device('auto').kind, 'ninfer.cuda' in sys.modules)"
     )
 
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    output = printed_by(code)
 
-    assert output.stdout.strip() == "host False"
+    assert output == "host False"

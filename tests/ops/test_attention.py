@@ -13,6 +13,7 @@ from ninfer.errors import ShapeError
 from ninfer.ops import attention
 from ninfer.ops.kv_cache import PagedKv
 from ninfer.tensor import DType
+from tests.support.attention_columns import Columns, random_columns
 from tests.support.guarded_bench import GuardedBench
 from tests.support.oracles.attention import gated_attention
 from tests.support.paged_cache import make_cache, planes, read_sequence, write_sequence
@@ -32,36 +33,6 @@ TABLE = [
     [3, 8, 1],
 ]
 NUM_PAGES = 9
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """Queries [T, heads, D], whole projected columns, and which position they stand at."""
-
-    queries: F32
-    projected: F32
-    table_rows: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32]
-
-    def take(self, columns: list[int]) -> "Columns":
-        return Columns(*(getattr(self, f.name)[columns] for f in dataclasses.fields(self)))
-
-
-def random_columns(
-    num_heads: int, num_kv_heads: int, head_dim: int, places: list[tuple[int, int]], seed: int = 0
-) -> Columns:
-    rng = np.random.default_rng(seed)
-    width = 2 * (num_heads + num_kv_heads) * head_dim
-    projected = np.full((len(places), width), np.nan, np.float32)  # all but the gates
-    gate = (num_heads + num_kv_heads) * head_dim
-    gates = rng.normal(0, 2, (len(places), num_heads * head_dim))
-    projected[:, gate : gate + num_heads * head_dim] = gates
-    return Columns(
-        rng.normal(0, 1, (len(places), num_heads, head_dim)).astype(np.float32),
-        projected,
-        np.array([row for row, _ in places], np.int32),
-        np.array([position for _, position in places], np.int32),
-    )
 
 
 def filled_cache(

@@ -1,6 +1,5 @@
 """Paged attention on a CUDA device: against the formula, and bit for bit against itself."""
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from ninfer.ops import attention
 from ninfer.tensor import DType
+from tests.support.attention_columns import Columns, random_columns
 from tests.support.cuda_bench import CudaBench
 from tests.support.cuda_cache import CacheContent, make_content
 from tests.support.oracles.attention import gated_attention
@@ -20,36 +20,6 @@ LENGTHS = [1, 63, 64, 65, 150, 1000, 8800]
 GEOMETRIES = [(4, 2, 64), (10, 1, 64), (24, 4, 256), (16, 2, 256)]
 every_geometry = pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), GEOMETRIES)
 every_dtype = pytest.mark.parametrize("dtype", [DType.BF16, DType.I8], ids=lambda d: d.name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """Queries [T, heads, D], projected columns, and which position they stand at."""
-
-    queries: Any
-    projected: Any
-    table_rows: Any
-    positions: Any
-
-    def take(self, columns: Any) -> "Columns":
-        return Columns(*(getattr(self, f.name)[columns] for f in dataclasses.fields(self)))
-
-
-def random_columns(
-    num_heads: int, num_kv_heads: int, head_dim: int, places: list[tuple[int, int]]
-) -> Columns:
-    rng = np.random.default_rng(0)
-    width = 2 * (num_heads + num_kv_heads) * head_dim
-    projected = np.full((len(places), width), np.nan, np.float32)  # all but the gates
-    gate = (num_heads + num_kv_heads) * head_dim
-    gates = rng.normal(0, 2, (len(places), num_heads * head_dim))
-    projected[:, gate : gate + num_heads * head_dim] = gates
-    return Columns(
-        rng.normal(0, 1, (len(places), num_heads, head_dim)).astype(np.float32),
-        projected,
-        np.array([row for row, _ in places], np.int32),
-        np.array([position for _, position in places], np.int32),
-    )
 
 
 def attend(

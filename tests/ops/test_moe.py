@@ -23,19 +23,20 @@ I32 = npt.NDArray[np.int32]
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
 
 
+def route_on(bench: Any, router: F32, chosen: int) -> tuple[Any, Any, Any]:
+    """Experts, weights and gates of the shared expert; ``bench`` is of any device."""
+    experts = bench.out((len(router), chosen), DType.I32)
+    weights, shared_gate = bench.out((len(router), chosen)), bench.out((len(router),))
+
+    moe.route(bench.ctx, bench.put(router), experts, weights, shared_gate)
+
+    bench.check()
+    return tuple(bench.read_tensor(found) for found in (experts, weights, shared_gate))
+
+
 def route(router: F32, chosen: int) -> tuple[I32, F32, F32]:
     with GuardedBench() as bench:
-        experts = bench.out((len(router), chosen), DType.I32)
-        weights, shared_gate = bench.out((len(router), chosen)), bench.out((len(router),))
-
-        moe.route(bench.ctx, bench.put(router), experts, weights, shared_gate)
-
-        bench.check()
-        return (
-            bench.read_tensor(experts),
-            bench.read_tensor(weights),
-            bench.read_tensor(shared_gate),
-        )
+        return route_on(bench, router, chosen)
 
 
 @pytest.mark.parametrize(("num_experts", "chosen"), [(8, 2), (16, 4), (256, 8), (3, 3)])

@@ -8,7 +8,7 @@ import pytest
 from ninfer.ops import moe, pointwise
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import DType, Matrix, TensorFormat
-from tests.ops.test_moe import Columns, Layer, payload
+from tests.ops.test_moe import Columns, Layer, payload, route_on
 from tests.support.cuda_bench import CudaBench
 from tests.support.oracles.linear import weight_values
 from tests.support.oracles.moe import expert_sum
@@ -21,17 +21,7 @@ every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f
 
 def route(router: Any, chosen: int) -> tuple[Any, Any, Any]:
     with CudaBench() as bench:
-        experts = bench.out((len(router), chosen), DType.I32)
-        weights, shared_gate = bench.out((len(router), chosen)), bench.out((len(router),))
-
-        moe.route(bench.ctx, bench.put(router), experts, weights, shared_gate)
-
-        bench.check()
-        return (
-            bench.read_tensor(experts),
-            bench.read_tensor(weights),
-            bench.read_tensor(shared_gate),
-        )
+        return route_on(bench, router, chosen)
 
 
 @pytest.mark.parametrize(("num_experts", "chosen"), [(8, 2), (256, 8), (8, 8)])

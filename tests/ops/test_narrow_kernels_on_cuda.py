@@ -15,10 +15,10 @@ from tests.ops.test_attention_on_cuda import (
     LENGTHS,
     attend,
     every_dtype,
-    random_columns,
     relative_error,
 )
 from tests.ops.test_moe import Columns, Layer
+from tests.support.attention_columns import random_columns
 from tests.support.cuda_cache import make_content
 from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
 
