@@ -261,15 +261,7 @@ def _advance_chunks(
         make_chunk_operands(heads, ab.dtype is DType.F32),
         (chunks, heads.num_key_heads, 1),
         (
-            projected.address,
-            ab.address,
-            weights.convolution.address,
-            weights.a_log.address,
-            weights.dt_bias.address,
-            state.window.address,
-            state.record_x.address,
-            slot.address,
-            fold.address,
+            *_column_operands(projected, ab, weights, state, slot, fold),
             rows,
             factors,
             values,
@@ -308,15 +300,7 @@ def _advance(
         make_columns(heads, ab.dtype is DType.F32),
         (count, heads.num_key_heads, 1),
         (
-            projected.address,
-            ab.address,
-            weights.convolution.address,
-            weights.a_log.address,
-            weights.dt_bias.address,
-            state.window.address,
-            state.record_x.address,
-            slot.address,
-            fold.address,
+            *_column_operands(projected, ab, weights, state, slot, fold),
             queries,
             keys,
             values,
@@ -327,6 +311,20 @@ def _advance(
     )
     _advance_state(stream, heads, state, slot, fold, parts, count, int(first == 0))
     return outputs
+
+
+def _column_operands(
+    projected: Tensor,
+    ab: Tensor,
+    weights: MixerWeights,
+    state: MixerState,
+    slot: Tensor,
+    fold: Tensor,
+) -> tuple[int, ...]:
+    """Addresses of what columns of a prefill are made from."""
+    own = weights.convolution, weights.a_log, weights.dt_bias
+    tensors = projected, ab, *own, state.window, state.record_x, slot, fold
+    return tuple(tensor.address for tensor in tensors)
 
 
 def _advance_state(
