@@ -96,6 +96,8 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
         yield from _describe(value.py_func, seen)
     elif isinstance(value, FunctionType) and not _is_foreign(value):
         yield from _describe_function(value, seen)
+    elif hasattr(value, "_fields"):  # a class of tuples that a kernel makes
+        yield f"{value.__name__} {value._fields}"
     else:
         yield f"{type(value).__name__} {getattr(value, '__name__', value)}"
 

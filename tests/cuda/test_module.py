@@ -1,5 +1,6 @@
 import dataclasses
 import multiprocessing
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def doubled(word: Any) -> Any:
 @device_function
 def tripled(word: Any) -> Any:
     return word + word + word
+
+
+def make_first(pair: Any) -> Any:
+    @device_function
+    def first(word: Any) -> Any:
+        return pair(word, uint32(0)).word
+
+    return first
 
 
 def make_kernel(constant: int, inner: Any = doubled, name: str = "probe") -> Kernel:
@@ -108,6 +117,17 @@ def test_digest_follows_constants_and_inner_functions() -> None:
 
     assert len(set(digests)) == 4
     assert source_digest(make_kernel(1)) == digests[0]
+
+
+def test_digest_follows_the_order_of_fields() -> None:
+    kernels = []
+    for fields in ("word other", "other word"):
+        pair = namedtuple("Pair", fields)  # type: ignore[misc]  # the order is what is tested
+        kernels.append(make_kernel(1, make_first(pair)))
+
+    first, second = (source_digest(kernel) for kernel in kernels)
+
+    assert first != second
 
 
 def test_digest_follows_an_instruction() -> None:

@@ -12,11 +12,11 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import choice_passes as passes
 from ninfer.kernels.cuda import choice_short as short
 from ninfer.kernels.cuda import choice_values as values
-from ninfer.kernels.cuda.choice_kernels import ROW_PARAMS
+from ninfer.kernels.cuda.choice_operands import Operands, row_kernel
 from ninfer.kernels.cuda.choice_passes import (
     CUTS,
     DRAWN,
@@ -145,43 +145,25 @@ def _write_token(word: Any, best: Any, lowest: Any, target: Any) -> None:
 def make_draw() -> Kernel:
     """Where top_p ends, exactly; min_p, noise and argmax; the last block writes the token."""
 
-    def draw(
-        logits: int,
-        temperatures: int,
-        top_ps: int,
-        min_ps: int,
-        presences: int,
-        frequencies: int,
-        top_ks: int,
-        seeds: int,
-        positions: int,
-        counts: int,
-        slots: int,
-        mask: int,
-        scratches: int,
-        vocabulary: int,
-        mask_words: int,
-        addressable: int,
-        tokens: int,
-    ) -> None:
+    @device_function
+    def draw(given: Operands) -> None:
         weights = cuda.shared.array(NUM_BINS, uint64)
         pieces = cuda.shared.array(_PIECES, uint32)
         parts = cuda.shared.array(BLOCK, uint64)
         found = cuda.shared.array(2, uint64)
         lists = cuda.shared.array(ROW_WORDS, uint64)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
         row = cuda.blockIdx.y
-        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
-        temperature, top_p = passes.row_value(temperatures, row), passes.row_value(top_ps, row)
+        scratch = given.scratches + uint64(row) * uint64(ROW_BYTES)
+        temperature = passes.row_value(given.temperatures, row)
+        top_p = passes.row_value(given.top_ps, row)
         best = passes.best_of_row(scratch)
         mine = uint64(0)
-        is_short = short.is_short(temperature, int32(passes.row_word(top_ks, row)))
+        is_short = short.is_short(temperature, int32(passes.row_word(given.top_ks, row)))
         if is_short:
             if cuda.blockIdx.x == 0:
                 word = short.merge_lists(
-                    scratch + uint64(LISTS), int32(passes.row_word(top_ks, row)), lists
+                    scratch + uint64(LISTS), int32(passes.row_word(given.top_ks, row)), lists
                 )
                 if tid < 32:
                     _draw_short(
@@ -189,18 +171,15 @@ def make_draw() -> Kernel:
                         best,
                         temperature,
                         top_p,
-                        passes.row_value(min_ps, row),
-                        passes.row_word(positions, row),
-                        seeds + uint64(row) * uint64(8),
+                        passes.row_value(given.min_ps, row),
+                        passes.row_word(given.positions, row),
+                        given.seeds + uint64(row) * uint64(8),
                         passes.lowest_of_row(scratch),
-                        tokens + uint64(row) * uint64(4),
+                        given.tokens + uint64(row) * uint64(4),
                     )
         elif temperature > float32(0.0) and best != uint64(0):
             largest = values.word_value(best)
-            line, mask_row, counted = passes.row_lines(
-                logits, mask, counts, slots, row, vocabulary, mask_words
-            )
-            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+            line = passes.row_line(given, row)
             end = ptx.load_u64(scratch + uint64(CUTS))
             if top_p < float32(1.0):
                 nucleus_end = select_word(
@@ -209,9 +188,6 @@ def make_draw() -> Kernel:
                     ptx.load_u64(scratch + uint64(CUTS + 8)),
                     True,
                     line,
-                    counted,
-                    once,
-                    each,
                     largest,
                     temperature,
                     pieces,
@@ -220,22 +196,20 @@ def make_draw() -> Kernel:
                     found,
                 )
                 end = max(end, nucleus_end)
-            floor = min(passes.row_value(min_ps, row), float32(1.0))
+            floor = min(passes.row_value(given.min_ps, row), float32(1.0))
             row_settings = (
                 end,
                 largest,
                 temperature,
                 floor,
-                passes.row_word(positions, row),
-                ptx.load_u32(seeds + uint64(row) * uint64(8)),
-                ptx.load_u32(seeds + uint64(row) * uint64(8) + uint64(4)),
+                passes.row_word(given.positions, row),
+                ptx.load_u32(given.seeds + uint64(row) * uint64(8)),
+                ptx.load_u32(given.seeds + uint64(row) * uint64(8) + uint64(4)),
             )
-            first, stop = passes.slice_bounds(addressable)
+            first, stop = passes.slice_bounds(given.addressable)
             for t0 in range(first + tid, stop, STRIDE):
                 t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(
-                    line, mask_row, counted, once, each, t0, stop
-                )
+                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(line, t0, stop)
                 mine = max(mine, _score(v0, t0, *row_settings))
                 mine = max(mine, _score(v1, t1, *row_settings))
                 mine = max(mine, _score(v2, t2, *row_settings))
@@ -244,7 +218,6 @@ def make_draw() -> Kernel:
         if not is_short:
             is_last = _publish(scratch, mine, parts)
         if tid < 32 and cuda.shfl_sync(0xFFFFFFFF, is_last, 0) != 0:
-            _conclude(scratch, best, tokens + uint64(row) * uint64(4))
+            _conclude(scratch, best, given.tokens + uint64(row) * uint64(4))
 
-    params = (*ROW_PARAMS, Param.ADDRESS)
-    return Kernel("choice_draw", draw, params, threads=BLOCK, max_registers=128)
+    return row_kernel("choice_draw", draw, max_registers=128)

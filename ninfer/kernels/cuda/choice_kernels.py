@@ -22,10 +22,11 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import choice_passes as passes
 from ninfer.kernels.cuda import choice_short as short
 from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_operands import Operands, row_kernel
 from ninfer.kernels.cuda.choice_passes import (
     BEST,
     COUNTS,
@@ -54,9 +55,6 @@ _WARPS: Final = BLOCK // 32
 _PIECES: Final = 3 * 1024
 _LOW_BITS: Final = 18  # of a mass; 4096 ids of a slice sum in 32 bits
 
-ROW_PARAMS: Final = (Param.ADDRESS,) * 13 + (Param.I32,) * 3
-"""Operands of every kernel, the same so that a launcher packs them once."""
-
 
 @device_function
 def _id_if(is_permitted: Any, token: Any) -> Any:
@@ -71,47 +69,25 @@ def _id_if(is_permitted: Any, token: Any) -> Any:
 def make_survey() -> Kernel:
     """Best candidate and lowest permitted id of each slice; clears counters and histograms."""
 
-    def survey(
-        logits: int,
-        temperatures: int,
-        top_ps: int,
-        min_ps: int,
-        presences: int,
-        frequencies: int,
-        top_ks: int,
-        seeds: int,
-        positions: int,
-        counts: int,
-        slots: int,
-        mask: int,
-        scratches: int,
-        vocabulary: int,
-        mask_words: int,
-        addressable: int,
-    ) -> None:
+    @device_function
+    def survey(given: Operands) -> None:
         best = cuda.shared.array(_WARPS, uint64)
         lowest = cuda.shared.array(_WARPS, uint32)
         lists = cuda.shared.array(SLICE_WORDS, uint64)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
         row = cuda.blockIdx.y
-        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        scratch = given.scratches + uint64(row) * uint64(ROW_BYTES)
         passes.clear_scratch(scratch)
-        temperature, top_k = passes.row_value(temperatures, row), passes.row_word(top_ks, row)
-        line, mask_row, counted = passes.row_lines(
-            logits, mask, counts, slots, row, vocabulary, mask_words
-        )
-        once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+        temperature = passes.row_value(given.temperatures, row)
+        top_k = passes.row_word(given.top_ks, row)
+        line = passes.row_line(given, row)
         first_id = uint32(0xFFFFFFFF)
         keys = cuda.local.array(KEYS, uint32)
-        first, stop = passes.slice_bounds(addressable)
+        first, stop = passes.slice_bounds(given.addressable)
         first += tid
         for step in range(KEYS // 4):
             t0 = first + int32(STRIDE * step)
-            v0, v1, v2, v3, p0, p1, p2, p3 = passes.fetch_four(
-                line, mask_row, counted, once, each, t0, stop
-            )
+            v0, v1, v2, v3, p0, p1, p2, p3 = passes.fetch_four(line, t0, stop)
             keys[4 * step], keys[4 * step + 1] = values.key_of(v0), values.key_of(v1)
             keys[4 * step + 2], keys[4 * step + 3] = values.key_of(v2), values.key_of(v3)
             first_id = min(first_id, _id_if(p3, t0 + int32(3 * BLOCK)))
@@ -137,9 +113,7 @@ def make_survey() -> Kernel:
             to = scratch + uint64(LISTS) + at * uint64(8 * short.MOST)
             short.list_best(keys, first, int32(top_k), to, lists)
 
-    return Kernel(
-        "choice_survey", survey, ROW_PARAMS, threads=BLOCK, max_registers=64, min_blocks=4
-    )
+    return row_kernel("choice_survey", survey, max_registers=64, min_blocks=4)
 
 
 @device_function
@@ -179,37 +153,19 @@ def _flush_bins(
 def make_weigh() -> Kernel:
     """Counts and masses of the row's bins; idle without top_k and top_p."""
 
-    def weigh(
-        logits: int,
-        temperatures: int,
-        top_ps: int,
-        min_ps: int,
-        presences: int,
-        frequencies: int,
-        top_ks: int,
-        seeds: int,
-        positions: int,
-        counts: int,
-        slots: int,
-        mask: int,
-        scratches: int,
-        vocabulary: int,
-        mask_words: int,
-        addressable: int,
-    ) -> None:
+    @device_function
+    def weigh(given: Operands) -> None:
         number = cuda.shared.array(NUM_BINS, uint32)
         low = cuda.shared.array(NUM_BINS, uint32)
         high = cuda.shared.array(NUM_BINS, uint32)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
         row = cuda.blockIdx.y
-        temperature = passes.row_value(temperatures, row)
-        has_top_k = int32(passes.row_word(top_ks, row)) > 0
-        has_top_p = passes.row_value(top_ps, row) < float32(1.0)
-        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
+        temperature = passes.row_value(given.temperatures, row)
+        has_top_k = int32(passes.row_word(given.top_ks, row)) > 0
+        has_top_p = passes.row_value(given.top_ps, row) < float32(1.0)
+        scratch = given.scratches + uint64(row) * uint64(ROW_BYTES)
         best = uint64(0)
-        is_long = not short.is_short(temperature, int32(passes.row_word(top_ks, row)))
+        is_long = not short.is_short(temperature, int32(passes.row_word(given.top_ks, row)))
         if temperature > float32(0.0) and is_long and (has_top_k or has_top_p):
             best = passes.best_of_row(scratch)
         if best != uint64(0):
@@ -219,15 +175,10 @@ def make_weigh() -> Kernel:
                 high[i] = uint32(0)
             cuda.syncthreads()
             largest = values.word_value(best)
-            line, mask_row, counted = passes.row_lines(
-                logits, mask, counts, slots, row, vocabulary, mask_words
-            )
-            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
-            first, stop = passes.slice_bounds(addressable)
+            line = passes.row_line(given, row)
+            first, stop = passes.slice_bounds(given.addressable)
             for t0 in range(first + tid, stop, STRIDE):
-                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(
-                    line, mask_row, counted, once, each, t0, stop
-                )
+                v0, v1, v2, v3, _, _, _, _ = passes.fetch_four(line, t0, stop)
                 _weigh_one(number, low, high, v0, largest, temperature, has_top_p)
                 _weigh_one(number, low, high, v1, largest, temperature, has_top_p)
                 _weigh_one(number, low, high, v2, largest, temperature, has_top_p)
@@ -235,40 +186,22 @@ def make_weigh() -> Kernel:
             cuda.syncthreads()
             _flush_bins(scratch, number, low, high, has_top_k, has_top_p)
 
-    return Kernel("choice_weigh", weigh, ROW_PARAMS, threads=BLOCK, max_registers=64)
+    return row_kernel("choice_weigh", weigh, max_registers=64)
 
 
 @cache
 def make_cut() -> Kernel:
     """Ids of the bin in which top_k ends; idle without top_k."""
 
-    def cut(
-        logits: int,
-        temperatures: int,
-        top_ps: int,
-        min_ps: int,
-        presences: int,
-        frequencies: int,
-        top_ks: int,
-        seeds: int,
-        positions: int,
-        counts: int,
-        slots: int,
-        mask: int,
-        scratches: int,
-        vocabulary: int,
-        mask_words: int,
-        addressable: int,
-    ) -> None:
+    @device_function
+    def cut(given: Operands) -> None:
         weights = cuda.shared.array(NUM_BINS, uint64)
         parts = cuda.shared.array(BLOCK, uint64)
         found = cuda.shared.array(2, uint64)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
         row = cuda.blockIdx.y
-        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
-        top_k = int32(passes.row_word(top_ks, row))
-        is_sampled = passes.row_value(temperatures, row) > float32(0.0)
+        scratch = given.scratches + uint64(row) * uint64(ROW_BYTES)
+        top_k = int32(passes.row_word(given.top_ks, row))
+        is_sampled = passes.row_value(given.temperatures, row) > float32(0.0)
         best = uint64(0)
         if is_sampled and top_k > int32(short.MOST):
             best = passes.best_of_row(scratch)
@@ -276,16 +209,10 @@ def make_cut() -> Kernel:
             load_weights(scratch + uint64(COUNTS), weights)
             last_bin, _ = find_place(weights, NUM_BINS, uint64(top_k), parts, found)
             if last_bin < int32(NUM_BINS):
-                line, mask_row, counted = passes.row_lines(
-                    logits, mask, counts, slots, row, vocabulary, mask_words
-                )
+                line = passes.row_line(given, row)
                 passes.list_bin(
                     line,
-                    mask_row,
-                    counted,
-                    passes.row_value(presences, row),
-                    passes.row_value(frequencies, row),
-                    addressable,
+                    given.addressable,
                     values.word_value(best),
                     uint64(0),
                     last_bin,
@@ -293,42 +220,24 @@ def make_cut() -> Kernel:
                     scratch + uint64(TOP_IDS),
                 )
 
-    return Kernel("choice_cut", cut, ROW_PARAMS, threads=BLOCK, max_registers=64)
+    return row_kernel("choice_cut", cut, max_registers=64)
 
 
 @cache
 def make_narrow() -> Kernel:
     """Where top_k ends, exactly; then the ids of the bin in which top_p ends."""
 
-    def narrow(
-        logits: int,
-        temperatures: int,
-        top_ps: int,
-        min_ps: int,
-        presences: int,
-        frequencies: int,
-        top_ks: int,
-        seeds: int,
-        positions: int,
-        counts: int,
-        slots: int,
-        mask: int,
-        scratches: int,
-        vocabulary: int,
-        mask_words: int,
-        addressable: int,
-    ) -> None:
+    @device_function
+    def narrow(given: Operands) -> None:
         weights = cuda.shared.array(NUM_BINS, uint64)
         pieces = cuda.shared.array(_PIECES, uint32)
         parts = cuda.shared.array(BLOCK, uint64)
         found = cuda.shared.array(2, uint64)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
         row = cuda.blockIdx.y
-        scratch = scratches + uint64(row) * uint64(ROW_BYTES)
-        top_k = int32(passes.row_word(top_ks, row))
-        top_p = passes.row_value(top_ps, row)
-        temperature = passes.row_value(temperatures, row)
+        scratch = given.scratches + uint64(row) * uint64(ROW_BYTES)
+        top_k = int32(passes.row_word(given.top_ks, row))
+        top_p = passes.row_value(given.top_ps, row)
+        temperature = passes.row_value(given.temperatures, row)
         has_top_p = top_p < float32(1.0)
         is_writer = cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0
         is_needed = has_top_p or (top_k > 0 and cuda.blockIdx.x == 0)
@@ -338,17 +247,11 @@ def make_narrow() -> Kernel:
             best = passes.best_of_row(scratch)
         if best != uint64(0):
             largest = values.word_value(best)
-            line, mask_row, counted = passes.row_lines(
-                logits, mask, counts, slots, row, vocabulary, mask_words
-            )
-            once, each = passes.row_value(presences, row), passes.row_value(frequencies, row)
+            line = passes.row_line(given, row)
             last_bin, end, kept = passes.end_of_top(
                 scratch,
                 top_k,
                 line,
-                counted,
-                once,
-                each,
                 largest,
                 temperature,
                 pieces,
@@ -366,11 +269,7 @@ def make_narrow() -> Kernel:
                     ptx.store_u64(scratch + uint64(CUTS + 8), left)
                 passes.list_bin(
                     line,
-                    mask_row,
-                    counted,
-                    once,
-                    each,
-                    addressable,
+                    given.addressable,
                     largest,
                     end,
                     nucleus_bin,
@@ -378,4 +277,4 @@ def make_narrow() -> Kernel:
                     scratch + uint64(NUCLEUS_IDS),
                 )
 
-    return Kernel("choice_narrow", narrow, ROW_PARAMS, threads=BLOCK, max_registers=128)
+    return row_kernel("choice_narrow", narrow, max_registers=128)

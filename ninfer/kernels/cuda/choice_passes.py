@@ -11,6 +11,7 @@ from numba import cuda, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_operands import Operands
 from ninfer.kernels.cuda.choice_selection import (
     BLOCK,
     MAX_IDS,
@@ -21,7 +22,7 @@ from ninfer.kernels.cuda.choice_selection import (
     short_word,
 )
 from ninfer.kernels.cuda.choice_short import NUM_LISTS, ROW_WORDS
-from ninfer.kernels.cuda.choice_values import NUM_BINS
+from ninfer.kernels.cuda.choice_values import NUM_BINS, Line
 
 SLICES: Final = NUM_LISTS
 STRIDE: Final = 4 * BLOCK
@@ -66,31 +67,23 @@ def row_value(table: Address, row: Any) -> Any:
 
 
 @device_function
-def row_lines(
-    logits: Address,
-    mask: Address,
-    counts: Address,
-    slots: Address,
-    row: Any,
-    vocabulary: Any,
-    mask_words: Any,
-) -> Any:
-    """Addresses of a row's logits, mask and counts."""
-    line = logits + uint64(row) * uint64(vocabulary) * uint64(4)
-    mask_row = mask + uint64(row) * uint64(mask_words) * uint64(4)
-    counted = counts + uint64(row_word(slots, row)) * uint64(vocabulary) * uint64(4)
-    return line, mask_row, counted
+def row_line(given: Operands, row: Any) -> Any:
+    """The `Line` of a row."""
+    vocabulary = uint64(given.vocabulary)
+    logits = given.logits + uint64(row) * vocabulary * uint64(4)
+    mask = given.mask + uint64(row) * uint64(given.mask_words) * uint64(4)
+    counts = given.counts + uint64(row_word(given.slots, row)) * vocabulary * uint64(4)
+    once, each = row_value(given.presences, row), row_value(given.frequencies, row)
+    return Line(logits, mask, counts, once, each)
 
 
 @device_function
-def fetch_four(
-    line: Address, mask_row: Address, counted: Address, once: Any, each: Any, token: Any, stop: Any
-) -> Any:
+def fetch_four(line: Line, token: Any, stop: Any) -> Any:
     """Penalised logits of ids `BLOCK` apart from one on, then which of them are permitted."""
-    v0, p0 = values.fetch(line, mask_row, counted, once, each, token, stop)
-    v1, p1 = values.fetch(line, mask_row, counted, once, each, token + int32(BLOCK), stop)
-    v2, p2 = values.fetch(line, mask_row, counted, once, each, token + int32(2 * BLOCK), stop)
-    v3, p3 = values.fetch(line, mask_row, counted, once, each, token + int32(3 * BLOCK), stop)
+    v0, p0 = values.fetch(line, token, stop)
+    v1, p1 = values.fetch(line, token + int32(BLOCK), stop)
+    v2, p2 = values.fetch(line, token + int32(2 * BLOCK), stop)
+    v3, p3 = values.fetch(line, token + int32(3 * BLOCK), stop)
     return v0, v1, v2, v3, p0, p1, p2, p3
 
 
@@ -143,11 +136,7 @@ def append_id(is_wanted: Any, token: Any, length: Address, ids: Address) -> None
 
 @device_function
 def list_bin(
-    line: Address,
-    mask_row: Address,
-    counted: Address,
-    once: Any,
-    each: Any,
+    line: Line,
     addressable: Any,
     largest: Any,
     end: Any,
@@ -161,7 +150,7 @@ def list_bin(
     for start in range(0, stop - first, STRIDE):
         t0 = mine + int32(start)
         t1, t2, t3 = t0 + int32(BLOCK), t0 + int32(2 * BLOCK), t0 + int32(3 * BLOCK)
-        v0, v1, v2, v3, _, _, _, _ = fetch_four(line, mask_row, counted, once, each, t0, stop)
+        v0, v1, v2, v3, _, _, _, _ = fetch_four(line, t0, stop)
         append_id(_is_in_bin(v0, t0, largest, end, wanted_bin), t0, length, ids)
         append_id(_is_in_bin(v1, t1, largest, end, wanted_bin), t1, length, ids)
         append_id(_is_in_bin(v2, t2, largest, end, wanted_bin), t2, length, ids)
@@ -180,10 +169,7 @@ def _is_in_bin(value: Any, token: Any, largest: Any, end: Any, wanted_bin: Any) 
 def end_of_top(
     scratch: Address,
     top_k: Any,
-    line: Address,
-    counted: Address,
-    once: Any,
-    each: Any,
+    line: Line,
     largest: Any,
     temperature: Any,
     pieces: Shared,
@@ -208,9 +194,6 @@ def end_of_top(
                 uint64(top_k) - before,
                 False,
                 line,
-                counted,
-                once,
-                each,
                 largest,
                 temperature,
                 pieces,
@@ -220,7 +203,7 @@ def end_of_top(
             )
             for i in range(int32(cuda.threadIdx.x), num_ids, BLOCK):
                 token = ptx.load_u32(ids + uint64(i) * uint64(4))
-                value = values.penalised_logit(line, counted, token, once, each)
+                value = values.penalised_logit(line, token)
                 if short_word(values.candidate_word(value, token)) >= end:
                     kept += values.mass_of(value, largest, temperature)
             kept = block_total(kept, parts)

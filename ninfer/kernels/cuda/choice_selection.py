@@ -14,6 +14,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.choice_values import (
     NUM_BINS,
+    Line,
     candidate_word,
     mass_of,
     penalised_logit,
@@ -125,10 +126,7 @@ def _rank_word(
     num_ids: Any,
     target: Any,
     by_mass: Any,
-    logits: Any,
-    counts: Any,
-    once: Any,
-    each: Any,
+    line: Line,
     largest: Any,
     temperature: Any,
     weights: Shared,
@@ -142,7 +140,7 @@ def _rank_word(
         found[0] = uint64(0)
     if tid < num_ids:
         token = ptx.load_u32(ids + uint64(tid) * uint64(4))
-        value = penalised_logit(logits, counts, token, once, each)
+        value = penalised_logit(line, token)
         short = short_word(candidate_word(value, token))
         weight = uint64(1)
         if by_mass:
@@ -166,10 +164,7 @@ def select_word(
     num_ids: Any,
     target: Any,
     by_mass: Any,
-    logits: Any,
-    counts: Any,
-    once: Any,
-    each: Any,
+    line: Line,
     largest: Any,
     temperature: Any,
     pieces: Shared,
@@ -180,8 +175,8 @@ def select_word(
     """Short word of the candidate at which a list's cumulative weight reaches ``target``.
 
     ``ids`` is the address of ``num_ids`` u32 ids in any order, all of them candidates, ``target``
-    at least 1. ``by_mass`` weighs by mass and counts otherwise. ``logits`` to ``temperature`` are
-    the row's. ``pieces`` (u32 [3 * 1024]), ``weights`` (u64 [1024]), ``parts`` (u64 [256]) and
+    at least 1. ``by_mass`` weighs by mass and counts otherwise. ``line`` to ``temperature`` are the
+    row's. ``pieces`` (u32 [3 * 1024]), ``weights`` (u64 [1024]), ``parts`` (u64 [256]) and
     ``found`` (u64 [2]) are shared memory to work in.
 
     Returns:
@@ -193,10 +188,7 @@ def select_word(
             num_ids,
             target,
             by_mass,
-            logits,
-            counts,
-            once,
-            each,
+            line,
             largest,
             temperature,
             weights,
@@ -213,7 +205,7 @@ def select_word(
         cuda.syncthreads()
         for i in range(tid, num_ids, BLOCK):
             token = ptx.load_u32(ids + uint64(i) * uint64(4))
-            value = penalised_logit(logits, counts, token, once, each)
+            value = penalised_logit(line, token)
             short = short_word(candidate_word(value, token))
             if (short >> uint64(shift + _DIGIT)) == prefix:
                 place = int32(_PLACES - 1) - int32((short >> uint64(shift)) & uint64(_PLACES - 1))

@@ -7,7 +7,7 @@ sums over any order of threads have the same bits. Arithmetic is f32 from the lo
 """
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from numba import float32, float64, int32, uint32, uint64
 
@@ -23,26 +23,42 @@ NUM_BINS: Final = 1024  # the others are a quarter of a logit each; the last tak
 Address = Any
 
 
+class Line(NamedTuple):
+    """What penalised logits of a row are made from.
+
+    Attributes:
+        logits, mask, counts: addresses of the row's; a mask of 0 permits all.
+        once: penalty of an id that was chosen before.
+        each: penalty for each time that it was.
+    """
+
+    logits: Address
+    mask: Address
+    counts: Address
+    once: Any
+    each: Any
+
+
 @device_function
-def fetch(
-    logits: Address, mask: Address, counts: Address, once: Any, each: Any, token: Any, stop: Any
-) -> Any:
+def fetch(line: Line, token: Any, stop: Any) -> Any:
     """Penalised logit of an id, -inf when it leaves the distribution, and whether it is permitted.
 
     An id from ``stop`` on is not permitted. Nothing branches on data, so that the loads of several
-    calls are under way together. A ``mask`` of 0 permits all.
+    calls are under way together.
     """
     is_inside = uint32(int32(token) < int32(stop))
-    has_mask = is_inside & uint32(mask != uint64(0))
+    has_mask = is_inside & uint32(line.mask != uint64(0))
     at = uint64(uint32(token)) * uint64(4)
-    word = ptx.load_u32_if(mask + uint64(uint32(token) >> uint32(5)) * uint64(4), has_mask)
-    logit = ptx.load_f32_if(logits + at, is_inside)
-    has_penalty = uint32(once != float32(0.0) or each != float32(0.0))
-    count = int32(ptx.load_u32_if(counts + at, is_inside & has_penalty))
-    permitted = is_inside & ((word >> (uint32(token) & uint32(31))) | uint32(mask == uint64(0)))
+    word = ptx.load_u32_if(line.mask + uint64(uint32(token) >> uint32(5)) * uint64(4), has_mask)
+    logit = ptx.load_f32_if(line.logits + at, is_inside)
+    has_penalty = uint32(line.once != float32(0.0) or line.each != float32(0.0))
+    count = int32(ptx.load_u32_if(line.counts + at, is_inside & has_penalty))
+    permitted = is_inside & (
+        (word >> (uint32(token) & uint32(31))) | uint32(line.mask == uint64(0))
+    )
     permitted = permitted & uint32(1)
     value = min(logit, float32(LARGEST_F32)) + float32(0.0)  # turns -0 into 0
-    penalty = once + each * float32(count)
+    penalty = line.once + line.each * float32(count)
     if count > int32(0):
         value -= penalty
     # Comparisons with a number that is none are false.
@@ -53,9 +69,10 @@ def fetch(
 
 
 @device_function
-def penalised_logit(logits: Address, counts: Address, token: Any, once: Any, each: Any) -> Any:
+def penalised_logit(line: Line, token: Any) -> Any:
     """Penalised logit of a permitted id; -inf when it leaves the distribution."""
-    value, _ = fetch(logits, uint64(0), counts, once, each, token, int32(0x7FFFFFFF))
+    unmasked = Line(line.logits, uint64(0), line.counts, line.once, line.each)
+    value, _ = fetch(unmasked, token, int32(0x7FFFFFFF))
     return value
 
 

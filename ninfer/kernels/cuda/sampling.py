@@ -20,6 +20,7 @@ from ninfer.kernels.cuda import choice_values as values
 from ninfer.kernels.cuda.choice_draw import make_draw
 from ninfer.kernels.cuda.choice_passes import SLICES
 from ninfer.kernels.cuda.choice_selection import MAX_IDS
+from ninfer.kernels.cuda.choice_values import Line
 from ninfer.kernels.cuda.device_functions import warp_sum
 from ninfer.kernels.cuda.launch import KernelShapes
 from ninfer.kernels.operand_groups import SamplerSettings
@@ -89,11 +90,10 @@ def sample(
             vocabulary,
             mask.shape[1],
             addressable,
+            tokens.rows(first, count).address,
         )
-        grid = (SLICES, count, 1)
-        for kernel in _before_draw():
-            stream.launch(kernel, grid, args)
-        stream.launch(make_draw(), grid, (*args, tokens.rows(first, count).address))
+        for kernel in _choice():
+            stream.launch(kernel, (SLICES, count, 1), args)
 
 
 def score(
@@ -122,15 +122,16 @@ def score(
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: the same for every vocabulary."""
-    return (make_count(), *_before_draw(), make_draw(), make_score())
+    return (make_count(), *_choice(), make_score())
 
 
-def _before_draw() -> tuple[Kernel, ...]:
+def _choice() -> tuple[Kernel, ...]:
     return (
         choice.make_survey(),
         choice.make_weigh(),
         choice.make_cut(),
         choice.make_narrow(),
+        make_draw(),
     )
 
 
@@ -176,11 +177,11 @@ def make_score() -> Kernel:
         ptx.wait_for_predecessor()
         tid = int32(cuda.threadIdx.x)
         row = uint64(cuda.blockIdx.x)
-        line = logits + row * uint64(vocabulary) * uint64(4)
-        none = float32(0.0)
+        none, zero = uint64(0), float32(0.0)
+        line = Line(logits + row * uint64(vocabulary) * uint64(4), none, none, zero, zero)
         best = uint64(0)
         for token in range(tid, addressable, _SCORE_THREADS):
-            value = values.penalised_logit(line, uint64(0), token, none, none)
+            value = values.penalised_logit(line, token)
             best = max(best, values.candidate_word(value, token))
         best = values.warp_best(best)
         if tid & 31 == 0:
@@ -193,7 +194,7 @@ def make_score() -> Kernel:
         total = float64(0.0)
         if best != uint64(0):
             for token in range(tid, addressable, _SCORE_THREADS):
-                value = values.penalised_logit(line, uint64(0), token, none, none)
+                value = values.penalised_logit(line, token)
                 total += float64(math.exp(value - largest))
         total = warp_sum(total)
         if tid & 31 == 0:
@@ -209,7 +210,7 @@ def make_score() -> Kernel:
             if best != uint64(0):
                 chosen = values.word_token(best)
                 if target >= 0 and target < addressable:
-                    value = values.penalised_logit(line, uint64(0), target, none, none)
+                    value = values.penalised_logit(line, target)
                     result = float32(float64(value - largest) - math.log(total))
             ptx.store_u32(argmax + row * uint64(4), chosen)
             ptx.store_f32(logprobs + row * uint64(4), result)
