@@ -15,14 +15,13 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda.attention_int8 import code_pair
 from ninfer.kernels.cuda.attention_output import (
     divided,
     make_put_rows,
     make_write,
     output_line_bytes,
 )
-from ninfer.kernels.cuda.attention_pages import TILE
+from ninfer.kernels.cuda.attention_pages import TILE, wide_words
 from ninfer.kernels.cuda.attention_prefill import make_products
 from ninfer.kernels.cuda.attention_softmax import UNSEEN, make_weigh, over_quad
 from ninfer.kernels.cuda.launch import WARP
@@ -75,16 +74,6 @@ def _make_load_bf16(head_dim: int, threads: int) -> Any:
     return load
 
 
-@device_function
-def _wide_words(word: Any, scale: Any) -> Any:
-    """Two words of bf16 from four codes, in order."""
-    half, upper = uint32(16), uint32(0xFFFF0000)
-    even, odd = code_pair(word), code_pair(word >> uint32(8))
-    a, c = ptx.f32_of_bits(even << half) * scale, ptx.f32_of_bits(even & upper) * scale
-    b, d = ptx.f32_of_bits(odd << half) * scale, ptx.f32_of_bits(odd & upper) * scale
-    return ptx.bf16x2_of_f32(a, b), ptx.bf16x2_of_f32(c, d)
-
-
 def _make_load_int8(head_dim: int, threads: int) -> Any:
     """Function that brings a page of int8 rows as bf16, zeros behind ``count``."""
     row_bytes = 2 * head_dim
@@ -109,11 +98,11 @@ def _make_load_int8(head_dim: int, threads: int) -> Any:
             if int32(first) + int32(place) < int32(count):
                 a, b, c, d = ptx.load_u32x4(codes + uint64(place * head_dim))
                 scale = ptx.f32_of_f16(ptx.load_u16(steps + uint64(place * groups * 2)))
-            w0, w1 = _wide_words(a, scale)
-            w2, w3 = _wide_words(b, scale)
+            w0, w1 = wide_words(a, scale)
+            w2, w3 = wide_words(b, scale)
             ptx.put_shared_u32x4(target + uint32(place * row_bytes), w0, w1, w2, w3)
-            w0, w1 = _wide_words(c, scale)
-            w2, w3 = _wide_words(d, scale)
+            w0, w1 = wide_words(c, scale)
+            w2, w3 = wide_words(d, scale)
             ptx.put_shared_u32x4(other + uint32(place * row_bytes), w0, w1, w2, w3)
 
     return load

@@ -12,11 +12,21 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.attention_int8 import code_pair
+from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.launch import WARP
 
 TILE_QUERIES: Final = 128
 TILE: Final = 64
 THREADS: Final = 8 * WARP
+
+
+@device_function
+def wide_words(word: Any, scale: Any) -> Any:
+    """Two words of bf16 from four codes, in order."""
+    even, odd = code_pair(word), code_pair(word >> uint32(8))
+    a, c = lower_bf16(even) * scale, upper_bf16(even) * scale
+    b, d = lower_bf16(odd) * scale, upper_bf16(odd) * scale
+    return ptx.bf16x2_of_f32(a, b), ptx.bf16x2_of_f32(c, d)
 
 
 def make_page_loads(head_dim: int, is_int8: bool) -> Any:
@@ -37,19 +47,6 @@ def make_page_loads(head_dim: int, is_int8: bool) -> Any:
             swizzled = (piece ^ (place & uint32(7))) << uint32(4)
             target = uint32(buffer) + place * uint32(row_bytes) + swizzled
             ptx.copy_async_16(target, source + uint64(i * THREADS * 16), size)
-
-    @device_function
-    def scaled_pair(pair: Any, scale: Any) -> Any:
-        low = ptx.f32_of_bits(pair << uint32(16)) * scale
-        high = ptx.f32_of_bits(pair & uint32(0xFFFF0000)) * scale
-        return low, high
-
-    @device_function
-    def wide_words(word: Any, scale: Any) -> Any:
-        """Two words of bf16 from four codes, in order."""
-        a, c = scaled_pair(code_pair(word), scale)
-        b, d = scaled_pair(code_pair(word >> uint32(8)), scale)
-        return ptx.bf16x2_of_f32(a, b), ptx.bf16x2_of_f32(c, d)
 
     @device_function
     def load_int8(buffer: Any, plane: Any, scales: Any, row: Any, count: Any) -> None:
