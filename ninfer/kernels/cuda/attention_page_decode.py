@@ -24,7 +24,7 @@ from ninfer.kernels.cuda.attention_decode import (
     put_scores,
     weigh,
 )
-from ninfer.kernels.cuda.attention_splits import ROWS, column_items, split_start
+from ninfer.kernels.cuda.attention_splits import ROWS, column_items, next_item, split_start
 from ninfer.kernels.cuda.product_output import warp_index
 
 _UNSEEN: Final = float("-inf")
@@ -97,10 +97,7 @@ def make_page_split(  # noqa: PLR0915 - one loop, whose state is a lane's regist
         o = cuda.local.array(8, float32)
         item, column = int32(cuda.blockIdx.x), int32(0)
         items = column_items(positions, 0, num_columns, num_units)
-        while item >= items and column < num_columns:
-            item = int32(item - items)
-            column = int32(column + 1)
-            items = column_items(positions, column, num_columns, num_units)
+        item, column, items = next_item(positions, item, column, items, num_columns, num_units)
         while column < num_columns:
             index, unit = place_of(item, items, num_units)
             kv_head = int32(ptx.divide_u32(uint32(unit), uint32(passes)))
@@ -157,10 +154,7 @@ def make_page_split(  # noqa: PLR0915 - one loop, whose state is a lane's regist
                 ptx.store_f32_if(is_row, at, most)
                 ptx.store_f32_if(is_row, at + uint64(4), total)
             item = int32(item + cuda.gridDim.x)
-            while item >= items and column < num_columns:
-                item = int32(item - items)
-                column = int32(column + 1)
-                items = column_items(positions, column, num_columns, num_units)
+            item, column, items = next_item(positions, item, column, items, num_columns, num_units)
 
     params = (Param.ADDRESS,) * 10 + (Param.I32,) * 5 + (Param.F32,)
     return Kernel(
