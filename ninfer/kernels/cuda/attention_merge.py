@@ -20,8 +20,8 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.attention_splits import count_splits
+from ninfer.kernels.cuda.column_image import array_storer
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16, warp_sum
-from ninfer.kernels.cuda.fragments import store_chunk
 from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.product_output import warp_index
 
@@ -101,6 +101,7 @@ def make_merge(head_dim: int) -> Kernel:  # noqa: PLR0915 - one pass, whose stat
     slices, chunks, block_chunks = head_dim // width, head_dim // 8, width // 8
     owned, line_bytes = width // WARP, 4 * width
     ask, add = make_batches(head_dim)
+    store = array_storer(to_image=False)
 
     def merge(  # noqa: PLR0915 - as above
         partial: int,
@@ -166,22 +167,7 @@ def make_merge(head_dim: int) -> Kernel:  # noqa: PLR0915 - one pass, whose stat
                 x[2], x[3] = gated(x[2], total, lower_bf16(g1)), gated(x[3], total, upper_bf16(g1))
                 x[4], x[5] = gated(x[4], total, lower_bf16(g2)), gated(x[5], total, upper_bf16(g2))
                 x[6], x[7] = gated(x[6], total, lower_bf16(g3)), gated(x[7], total, upper_bf16(g3))
-            store_chunk(
-                base,
-                sums,
-                uint32(padded),
-                column,
-                chunk,
-                is_inside,
-                x[0],
-                x[1],
-                x[2],
-                x[3],
-                x[4],
-                x[5],
-                x[6],
-                x[7],
-            )
+            store(base, sums, uint32(padded), column, chunk, is_inside, x)
 
     params = (Param.ADDRESS,) * 6 + (Param.I32,) * 5
     name = f"attention_merge_{head_dim}"

@@ -13,7 +13,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.column_image import storer
+from ninfer.kernels.cuda.column_image import array_storer
 from ninfer.kernels.cuda.device_functions import load_chunk
 
 
@@ -63,7 +63,7 @@ def make_write(head_dim: int, to_image: bool = False) -> Any:
     """Function that gates a warp's rows and writes them as part of a linear input."""
     chunks = head_dim // 8
     line_bytes = output_line_bytes(head_dim)
-    store = storer(to_image)
+    store = array_storer(to_image)
 
     @device_function
     def write(
@@ -103,14 +103,7 @@ def make_write(head_dim: int, to_image: bool = False) -> Any:
                 column,
                 chunk,
                 is_column and (lane < chunks or is_padding),
-                x[0],
-                x[1],
-                x[2],
-                x[3],
-                x[4],
-                x[5],
-                x[6],
-                x[7],
+                x,
             )
 
     return write

@@ -137,6 +137,28 @@ def storer(to_image: bool) -> Any:
     return store_pieces if to_image else store_chunk
 
 
+def array_storer(to_image: bool) -> Any:
+    """`storer` for the eight values of an array."""
+    store = storer(to_image)
+
+    @device_function
+    def store_array(
+        base: Address,
+        sums: Address,
+        padded: Index,
+        column: Index,
+        chunk: Index,
+        is_inside: Any,
+        x: Any,
+    ) -> None:
+        store(
+            base, sums, padded, column, chunk, is_inside,
+            x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7],
+        )  # fmt: skip
+
+    return store_array
+
+
 def image_of(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
     """Lay bf16 words ``[T, K]`` out as an image, in NumPy; columns behind the last are zero."""
     num_columns, width = words.shape

@@ -23,6 +23,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.column_image import array_storer
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.delta_inputs import make_input_warp, shared_places
 from ninfer.kernels.cuda.delta_step import (
@@ -32,7 +33,7 @@ from ninfer.kernels.cuda.delta_step import (
     make_step,
     make_transfer,
 )
-from ninfer.kernels.cuda.fragments import CHUNK, GROUP, padded_width, store_chunk
+from ninfer.kernels.cuda.fragments import CHUNK, GROUP, padded_width
 from ninfer.kernels.cuda.launch import WARP
 from ninfer.kernels.cuda.product_output import warp_index
 
@@ -103,7 +104,7 @@ def make_write(heads: DeltaHeads) -> Any:
     """Function with which one warp normalises a head's outputs and writes a linear input."""
     value_dim, num_value_heads = heads.value_dim, heads.num_value_heads
     chunks = value_dim // CHUNK
-    padded = padded_width(heads.value_width)
+    padded, store = padded_width(heads.value_width), array_storer(to_image=False)
 
     @device_function
     def write(
@@ -132,22 +133,7 @@ def make_write(heads: DeltaHeads) -> Any:
             x[6], x[7] = g * (x[6] * inverse), h * (x[7] * inverse)
         chunk = int32(head * chunks + lane)
         is_inside = lane < chunks or (head == num_value_heads - 1 and chunk * 8 < padded)
-        store_chunk(
-            base,
-            sums,
-            uint32(padded),
-            column,
-            chunk,
-            is_inside,
-            x[0],
-            x[1],
-            x[2],
-            x[3],
-            x[4],
-            x[5],
-            x[6],
-            x[7],
-        )
+        store(base, sums, uint32(padded), column, chunk, is_inside, x)
 
     return write
 
