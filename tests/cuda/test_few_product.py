@@ -1,7 +1,6 @@
 """The kernel of few columns and several weights, run on the CPU."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,14 @@ from ninfer.kernels.cuda import (
 )
 from ninfer.kernels.cuda.few_product import TOGETHER, make_few
 from ninfer.kernels.cuda.few_shape import SLOTS, choose_places, shapes_for
-from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.product_output import Output
-from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32
 from tests.support.oracles.linear import random_payload, weight_values
-from tests.support.tolerances import F32_UNIT
-from tests.support.warp_simulator import GLOBAL, WarpSimulator
+from tests.support.product_memory import ProductMemory, View, bf16_words, bound
+from tests.support.warp_simulator import WarpSimulator
 
 Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
 W8, BF16 = TensorFormat.W8, TensorFormat.BF16
@@ -47,73 +44,28 @@ MODULES = (
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
 
 
-class View(NamedTuple):
-    """Rows of one weight."""
-
-    format: TensorFormat
-    payload: npt.NDArray[np.uint8]
-    num_rows: int
-    rows: slice
-
-
-def bf16_words(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-
-
 def simulate(
     views: Sequence[View], words: npt.NDArray[np.uint16], row_tiles: int, mode: Output = Output.F32
 ) -> list[npt.NDArray[np.float32]]:
     """Products of every view with the columns in one launch, between guard columns of NaN."""
-    num_columns, width = words.shape
-    parts: list[npt.NDArray[np.uint8]] = []
-    places: list[int] = []
-
-    def put(octets: npt.NDArray[np.uint8]) -> int:
-        places.append(sum(part.size for part in parts))
-        parts.append(np.pad(octets, (0, -octets.size % 256), constant_values=0xA5))
-        return GLOBAL + places[-1]
-
-    columns = put(pack_columns(words))
+    memory = ProductMemory(words)
     formats = tuple(dict.fromkeys(view.format for view in views))
-    args = [columns, columns + fragment_bytes(num_columns, width), -(-width // 128), num_columns]
-    outs, end = [], 0
+    args, end = [memory.columns, memory.sums, memory.k_tiles, memory.num_columns], 0
     for view in views:
-        layout = WeightLayout(view.format, view.num_rows, width)
-        weight = put(pack_weight(view.format, view.payload, view.num_rows, width))
-        num_rows = view.rows.stop - view.rows.start
-        out = np.full((num_columns, num_rows + 3), np.nan, np.float32)
-        outs.append((put(out.view(np.uint8).reshape(-1)) - GLOBAL, out.shape))
-        first, skip = divmod(view.rows.start, 16)
-        tiles = -(-(skip + num_rows) // 16)
-        own_tiles = shapes_for([view.format], row_tiles, num_columns)[0].row_tiles
-        end += -(-tiles // own_tiles)
-        kind = formats.index(view.format) | int(mode) << 4 | skip << 8 | own_tiles << 12
-        tile_bytes = PAIR_FORMATS[view.format].tile_bytes
-        codes = weight + first * layout.k_tiles * tile_bytes
-        args += [codes, GLOBAL + outs[-1][0] + 4, end, tiles, num_rows, num_rows + 3, kind]
+        place = memory.add(view)
+        own_tiles = shapes_for([view.format], row_tiles, memory.num_columns)[0].row_tiles
+        end += -(-place.tiles // own_tiles)
+        kind = formats.index(view.format) | int(mode) << 4 | place.skip << 8 | own_tiles << 12
+        args += [place.codes, place.out, end, place.tiles]
+        args += [place.num_rows, place.num_rows + 3, kind]
     args += args[-7:] * (SLOTS - len(views))
-    octets = np.concatenate(parts)
-    before = octets.copy()
+    octets = memory.octets()
 
     WarpSimulator(MODULES, octets).launch(
-        make_few(formats, row_tiles, num_columns), (end, 1, 1), args
+        make_few(formats, row_tiles, memory.num_columns), (end, 1, 1), args
     )
 
-    got = []
-    for at, shape in outs:
-        nbytes = 4 * shape[0] * shape[1]
-        out = octets[at : at + nbytes].copy().view(np.float32).reshape(shape)
-        assert np.all(np.isnan(out[:, [0, -2, -1]]))
-        got.append(out[:, 1:-2])
-        before[at : at + nbytes] = octets[at : at + nbytes]
-    np.testing.assert_array_equal(octets, before)
-    return got
-
-
-def bound(values: npt.NDArray[np.float64], x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Rounding of sums whose terms carry an offset of up to 160 units of their scale."""
-    magnitude = np.abs(values).max(axis=1, keepdims=True) * 24 @ np.abs(x).sum(axis=1)[None]
-    return np.asarray(magnitude.T * 24 * F32_UNIT + 1e-30)
+    return memory.products(octets)
 
 
 @every_format

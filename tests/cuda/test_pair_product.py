@@ -42,10 +42,10 @@ from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32
-from tests.cuda.test_few_product import View, bf16_words, bound
 from tests.cuda.test_few_product import simulate as simulate_few
 from tests.support.cluster_simulator import ClusterSimulator
 from tests.support.oracles.linear import random_payload, weight_values
+from tests.support.product_memory import View, bf16_words, bound
 from tests.support.warp_simulator import GLOBAL
 
 MODULES = (

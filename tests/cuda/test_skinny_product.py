@@ -23,7 +23,7 @@ from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32
 from tests.support.oracles.linear import random_payload, weight_values
-from tests.support.tolerances import F32_UNIT
+from tests.support.product_memory import bf16_words, bound
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
 MODULES = (
@@ -37,10 +37,6 @@ MODULES = (
     device_functions,
 )
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
-
-
-def bf16_words(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def simulate(
@@ -95,12 +91,6 @@ def simulate(
     got = octets[at_out:].view(np.float32).reshape(out.shape)
     assert np.all(np.isnan(got[:, [0, -2, -1]]))
     return got[:, 1 : 1 + num_rows]
-
-
-def bound(values: npt.NDArray[np.float64], x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Rounding of sums whose terms carry an offset of up to 160 units of their scale."""
-    magnitude = np.abs(values).max(axis=1, keepdims=True) * 24 @ np.abs(x).sum(axis=1)[None]
-    return np.asarray(magnitude.T * 24 * F32_UNIT + 1e-30)
 
 
 @every_format

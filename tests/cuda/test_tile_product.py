@@ -11,8 +11,9 @@ from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32
-from tests.cuda.test_skinny_product import MODULES, bf16_words, bound
+from tests.cuda.test_skinny_product import MODULES
 from tests.support.oracles.linear import random_payload, weight_values
+from tests.support.product_memory import bf16_words, bound
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
 MANY = (*MODULES, tile_product, group_products)

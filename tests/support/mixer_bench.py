@@ -1,7 +1,7 @@
 """One Gated DeltaNet layer on a bench: random weights, poisoned slots, and its oracle."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -69,38 +69,10 @@ class Mixer:
         return self.slot(slot)[:2]
 
     def prefill(self, slot: int, x: F32, ab: F32, fold: int = 0) -> F32:
-        bench, out = self.bench, self.bench.out_columns(len(x), self.dims.value_width)
-        gated_delta.prefill(
-            bench.ctx,
-            bench.put(x),
-            bench.put(ab),
-            self.weights,
-            self.dims,
-            self.state,
-            bench.put(i32(slot)),
-            bench.put(i32(fold)),
-            EPS,
-            out,
-        )
-        bench.check()
-        return bench.read_columns(out)
+        return self._run(gated_delta.prefill, [slot], x, ab, [fold])
 
     def decode(self, slots: Sequence[int], x: F32, ab: F32, fold: Sequence[int]) -> F32:
-        bench, out = self.bench, self.bench.out_columns(len(x), self.dims.value_width)
-        gated_delta.decode(
-            bench.ctx,
-            bench.put(x),
-            bench.put(ab),
-            self.weights,
-            self.dims,
-            self.state,
-            bench.put(i32(*slots)),
-            bench.put(i32(*fold)),
-            EPS,
-            out,
-        )
-        bench.check()
-        return bench.read_columns(out)
+        return self._run(gated_delta.decode, slots, x, ab, fold)
 
     def oracle(self, x: F32, ab: F32) -> MixerResult:
         wide = [
@@ -116,6 +88,25 @@ class Mixer:
             dims.value_dim,
             EPS,
         )
+
+    def _run(
+        self, op: Callable[..., None], slots: Sequence[int], x: F32, ab: F32, fold: Sequence[int]
+    ) -> F32:
+        bench, out = self.bench, self.bench.out_columns(len(x), self.dims.value_width)
+        op(
+            bench.ctx,
+            bench.put(x),
+            bench.put(ab),
+            self.weights,
+            self.dims,
+            self.state,
+            bench.put(i32(*slots)),
+            bench.put(i32(*fold)),
+            EPS,
+            out,
+        )
+        bench.check()
+        return bench.read_columns(out)
 
 
 def random_tokens(dims: GatedDeltaDims, count: int, seed: int) -> tuple[F32, F32]:
