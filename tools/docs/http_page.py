@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from ninfer.gateway.error_responses import ERROR_TABLE, ErrorReply, Family, Retry
+from tools.docs.generated_part import with_part
 
 START: Final = "<!-- generated: errors -->\n"
-END: Final = "<!-- end -->\n"
 HEAD: Final = (
     "| code | OpenAI status, type | Anthropic status, type | `Retry-After` |\n|---|---|---|---|\n"
 )
@@ -18,12 +18,7 @@ def http_page(path: Path) -> str:
     Raises:
         ValueError: the page has no place for it.
     """
-    text = path.read_text(encoding="utf-8")
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"{path} has no generated part")
-    return before + start + HEAD + "".join(_rows()) + end + after
+    return with_part(path, START, HEAD + "".join(_rows()))
 
 
 def _rows() -> list[str]:

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from tools.docs.generated_part import with_part
+
 START: Final = "<!-- generated: accuracy -->\n"
-END: Final = "<!-- end -->\n"
 RESULTS: Final = Path(__file__).resolve().parents[1] / "demo_model" / "accuracy.json"
 _HEAD: Final = "| | asked | right | with thinking | without |\n|---|---:|---:|---:|---:|\n"
 
@@ -19,14 +20,10 @@ def model_card_page(path: Path, results: Path = RESULTS) -> str:
     Raises:
         ValueError: the page has no place for it.
     """
-    text = path.read_text(encoding="utf-8")
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"{path} has no generated part")
-    if not results.is_file():
-        return before + start + "Not measured yet.\n" + end + after
-    return before + start + accuracy(json.loads(results.read_bytes())) + end + after
+    part = "Not measured yet.\n"
+    if results.is_file():
+        part = accuracy(json.loads(results.read_bytes()))
+    return with_part(path, START, part)
 
 
 def accuracy(document: dict[str, Any]) -> str:
