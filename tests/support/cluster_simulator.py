@@ -6,7 +6,7 @@ block before all have started, or to one that has ended.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,11 +19,11 @@ from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
 from tests.support.lane_memory import Memory
 from tests.support.plain_types import use_plain_types
-from tests.support.warp_simulator import LANES, Meeting, WarpSimulator
+from tests.support.turns import Turns
+from tests.support.warp_simulator import LANES, WarpSimulator
 
 _WINDOW = 18  # bits of an address in a block's shared memory; above is the block's number and 1
 _OWN = np.uint32((1 << _WINDOW) - 1)
-_PATIENCE_S = 300.0
 _NAMES = ("ptx", "cuda", "warp_index")
 
 
@@ -73,23 +73,23 @@ class _Cluster:
         kernel: Kernel,
         memory: Memory,
         shared: list[Memory],
-        turn: threading.Lock,
+        turns: Turns,
         place: threading.local,
     ) -> None:
         warps = kernel.threads // LANES
         self._memory = memory
         self.shared, self.running = shared, [warps] * kernel.cluster_blocks
         self._place = place
-        self._changed = threading.Condition(turn)
+        self._turns = turns
+        self._queue: list[int] = []
         self._missing = warps * kernel.cluster_blocks
         self.barriers: dict[tuple[int, int], _Barrier] = {}
-        self._is_broken = False
 
     def arrive_cluster(self) -> None:
         assert not hasattr(self._place, "has_passed")
         self._place.has_passed = False
         self._missing -= 1
-        self._changed.notify_all()
+        self._turns.wake(self._queue)
 
     def wait_cluster(self) -> None:
         assert not self._place.has_passed
@@ -106,7 +106,7 @@ class _Cluster:
         assert self.running[block - 1] > 0
         self.shared[block - 1].store(address & _OWN, [first, second], np.float32)
         self.barriers[block - 1, int(barrier & _OWN)].count(0, 8 * LANES)
-        self._changed.notify_all()
+        self._turns.wake(self._queue)
 
     def init_barrier_if(self, mask: Any, address: Any, count: Any) -> None:
         for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
@@ -132,29 +132,26 @@ class _Cluster:
             assert int(to[lane]) + size <= own.octets.size
             own.octets[int(to[lane]) : int(to[lane]) + size] = self._memory.octets[first:][:size]
             self.barriers[self._key(barrier)].count(0, size)
-        self._changed.notify_all()
+        self._turns.wake(self._queue)
 
     def arrive(self, address: Any) -> None:
         self.barriers[self._key(address)].count(LANES, 0)
-        self._changed.notify_all()
+        self._turns.wake(self._queue)
 
     def wait_phase(self, address: Any, parity: Any) -> None:
         assert int(parity) == 0
         self._wait(lambda: self.barriers[self._key(address)].is_complete)
 
-    def end(self, is_broken: bool) -> None:
+    def end(self) -> None:
         """A warp has ended."""
         self.running[self._place.block] -= 1
-        self._is_broken |= is_broken
-        self._changed.notify_all()
 
     def _key(self, address: Any) -> tuple[int, int]:
         return self._place.block, int(address)
 
-    def _wait(self, has_come: Any) -> None:
-        has_ended = self._changed.wait_for(lambda: self._is_broken or has_come(), _PATIENCE_S)
-        if not has_ended or self._is_broken:
-            raise threading.BrokenBarrierError
+    def _wait(self, has_come: Callable[[], bool]) -> None:
+        while not has_come():
+            self._turns.wait(self._queue)
 
 
 class ClusterSimulator(WarpSimulator):
@@ -172,42 +169,24 @@ class ClusterSimulator(WarpSimulator):
         warps, blocks = kernel.threads // LANES, range(kernel.cluster_blocks)
         nbytes = kernel.dynamic_shared_bytes
         shared = [Memory(0, np.full(nbytes, 0xFF, np.uint8), LANES) for _ in blocks]
-        turn, place = threading.Lock(), threading.local()
-        barriers = [Meeting(warps, turn) for _ in blocks]
-        cluster = _Cluster(kernel, self.memory, shared, turn, place)
-        failures: list[BaseException] = []
+        turns = Turns(warps * len(blocks), f"{kernel.name} {first}")
+        place = threading.local()
+        cluster = _Cluster(kernel, self.memory, shared, turns, place)
 
-        def run(block: int, warp: int) -> None:
-            place.block, place.warp = block, warp
-            place.threads = np.arange(warp * LANES, (warp + 1) * LANES)
-            with turn:
-                try:
-                    with np.errstate(all="ignore"):
-                        kernel.function(*args)
-                except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
-                    failures.append(failure)
-                    for barrier in barriers:
-                        barrier.abort()
-                cluster.end(bool(failures))
+        def run(thread: int) -> None:
+            place.block, place.warp = divmod(thread, warps)
+            place.threads = np.arange(place.warp * LANES, (place.warp + 1) * LANES)
+            with np.errstate(all="ignore"):
+                kernel.function(*args)
+            cluster.end()
 
         stand_ins = []
         for block in blocks:
-            with self._patched(
-                shared[block], barriers[block], turn, place, grid, (first + block, 0)
-            ):
+            everybody = turns.meeting(warps)
+            with self._patched(shared[block], everybody, turns, place, grid, (first + block, 0)):
                 stand_ins.append(_attributes(self._modules))
         with _patched_together(self._modules, stand_ins, cluster, place):
-            threads = [
-                threading.Thread(target=run, args=(block, warp))
-                for block in blocks
-                for warp in range(warps)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
+            turns.run(run)
 
 
 def _attributes(modules: Sequence[ModuleType]) -> dict[tuple[ModuleType, str], Any]:

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 
 
-def counting_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
+def counting_instructions(block: Any) -> dict[str, Callable[..., Any]]:
     """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has memory and barriers."""
 
     def load_u32_if(address: Any, mask: Any) -> Any:
         return block.load(address, np.uint32) if mask else np.uint32(0)
 
     def add_shared_u32(address: Any, value: Any) -> None:
-        with block.changed:
-            block.store(address, [block.load(address, np.uint32) + value], np.uint32)
+        block.store(address, [block.load(address, np.uint32) + value], np.uint32)
 
     return {
         "load_u32_if": load_u32_if,

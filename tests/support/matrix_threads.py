@@ -11,26 +11,18 @@ from typing import Any
 import numpy as np
 
 
-def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
+def matrix_instructions(block: Any) -> dict[str, Callable[..., Any]]:
     """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has memory and barriers."""
 
-    def gather(value: Any) -> list[Any]:
-        thread = block.place.thread
-        block.exchanged[thread] = value
-        block.warps[thread // 32].wait(wait_s)
-        found = block.exchanged[thread // 32 * 32 : thread // 32 * 32 + 32]
-        block.warps[thread // 32].wait(wait_s)
-        return list(found)
-
     def rows(address: Any) -> list[Any]:
-        return [block.octets(at, 16).view(np.uint16).copy() for at in gather(int(address))]
+        return [block.octets(at, 16).view(np.uint16).copy() for at in block.of_warp(int(address))]
 
     def load_matrices(address: Any) -> tuple[Any, ...]:
-        lane, found = block.place.thread % 32, rows(address)
+        lane, found = block.turns.current % 32, rows(address)
         return tuple(found[8 * m + lane // 4].view(np.uint32)[lane % 4] for m in range(4))
 
     def load_matrices_transposed(address: Any) -> tuple[Any, ...]:
-        lane, found = block.place.thread % 32, rows(address)
+        lane, found = block.turns.current % 32, rows(address)
         words = []
         for m in range(4):
             low, high = (int(found[8 * m + 2 * (lane % 4) + i][lane // 4]) for i in range(2))
@@ -38,8 +30,8 @@ def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., An
         return tuple(words)
 
     def store_matrices_transposed(address: Any, *words: Any) -> None:
-        held = gather((int(address), [int(word) for word in words]))
-        lane = block.place.thread % 32
+        held = block.of_warp((int(address), [int(word) for word in words]))
+        lane = block.turns.current % 32
         # This lane's row: column lane % 8 of square lane / 8, of which lane 4 r + t has a pair.
         column, square = lane % 8, lane // 8
         for r in range(8):
@@ -47,8 +39,8 @@ def matrix_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., An
             block.store(address + 2 * r, [word >> 16 * (column % 2) & 0xFFFF], np.uint16)
 
     def mma_bf16(*operands: Any) -> tuple[Any, ...]:
-        lane = block.place.thread % 32
-        words = np.array(gather([int(word) for word in operands[:6]]), np.uint32)
+        lane = block.turns.current % 32
+        words = np.array(block.of_warp([int(word) for word in operands[:6]]), np.uint32)
         low = (words << np.uint32(16)).view(np.float32).astype(np.float64)
         high = (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
         pairs = np.stack([low, high], axis=-1).reshape(8, 4, 6, 2)  # row, quarter, word, half

@@ -107,14 +107,14 @@ class MixerSimulator(WarpSimulator):
     def _patched(
         self,
         shared: Any,
-        barrier: Any,
-        turn: Any,
+        everybody: Any,
+        turns: Any,
         place: Any,
         grid: tuple[int, int, int],
         block: tuple[int, int],
     ) -> Iterator[None]:
         with (
-            super()._patched(shared, barrier, turn, place, grid, block),
+            super()._patched(shared, everybody, turns, place, grid, block),
             pytest.MonkeyPatch.context() as p,
         ):
             intrinsics = _Intrinsics(self.memory, shared)

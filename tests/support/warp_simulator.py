@@ -26,6 +26,7 @@ from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
 from tests.support.lane_memory import Memory
 from tests.support.plain_types import use_plain_types
+from tests.support.turns import Meeting, Turns
 
 Array = npt.NDArray[Any]
 
@@ -33,9 +34,6 @@ GLOBAL = 1 << 20
 """Address of the first byte of global memory."""
 
 LANES = 32
-
-_PATIENCE_S = 300.0
-"""How long a warp waits for others; only a kernel that hangs waits as long."""
 
 _LANE = np.arange(LANES)
 _ROW, _PAIR = _LANE >> 2, 2 * (_LANE & 3)
@@ -121,21 +119,6 @@ def _half(shift: int) -> Callable[[Any], Array]:
 def _fma(a: Any, b: Any, c: Any) -> Array:
     exact = np.asarray(a, np.float64) * np.asarray(b, np.float64) + c
     return np.asarray(exact, np.float32)
-
-
-class Meeting(threading.Barrier):
-    """Where warps meet; one that waits gives the turn to another."""
-
-    def __init__(self, warps: int, turn: threading.Lock) -> None:
-        super().__init__(warps)
-        self._turn = turn
-
-    def wait(self, timeout: float | None = _PATIENCE_S) -> int:
-        self._turn.release()
-        try:
-            return super().wait(timeout)
-        finally:
-            self._turn.acquire()
 
 
 class _Copies(threading.local):
@@ -293,52 +276,36 @@ class WarpSimulator:
         block: tuple[int, int],
         args: Sequence[int],
     ) -> None:
-        warps = kernel.threads // LANES
+        turns = Turns(kernel.threads // LANES, f"{kernel.name} {block}")
         shared = Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
-        turn = threading.Lock()
-        barrier = Meeting(warps, turn)
-        failures: list[BaseException] = []
-        place = threading.local()
+        everybody, place = turns.meeting(turns.count), threading.local()
 
         def run(warp: int) -> None:
             place.warp = warp
-            try:
-                with turn, np.errstate(all="ignore"):
-                    for first in range(warp * LANES, (warp + 1) * LANES, self._lanes):
-                        place.threads = np.arange(first, first + self._lanes)
-                        kernel.function(*args)
-            except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
-                failures.append(failure)
-                barrier.abort()
+            with np.errstate(all="ignore"):
+                for first in range(warp * LANES, (warp + 1) * LANES, self._lanes):
+                    place.threads = np.arange(first, first + self._lanes)
+                    kernel.function(*args)
 
-        with self._patched(shared, barrier, turn, place, grid, block):
-            threads = [threading.Thread(target=run, args=(warp,)) for warp in range(warps)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
+        with self._patched(shared, everybody, turns, place, grid, block):
+            turns.run(run)
 
     @contextmanager
     def _patched(
         self,
         shared: Memory,
-        barrier: Meeting,
-        turn: threading.Lock,
+        everybody: Meeting,
+        turns: Turns,
         place: Any,
         grid: tuple[int, int, int],
         block: tuple[int, int],
     ) -> Iterator[None]:
         intrinsics = _Intrinsics(self.memory, shared)
-        named: dict[tuple[int, int], threading.Barrier] = {}
-        lock = threading.Lock()
+        named: dict[tuple[int, int], Meeting] = {}
 
         def meet(number: Any, threads: Any) -> None:
-            with lock:
-                key = int(number), int(threads) // LANES
-                meeting = named.setdefault(key, Meeting(key[1], turn))
-            meeting.wait()
+            key = int(number), int(threads) // LANES
+            named.setdefault(key, turns.meeting(key[1])).wait()
 
         intrinsics.sync_threads = meet
 
@@ -354,7 +321,7 @@ class WarpSimulator:
             local=SimpleNamespace(array=lambda size, dtype: [0] * size),
             shared=SimpleNamespace(array=lambda size, dtype: 0),
             syncwarp=lambda: None,
-            syncthreads=lambda: barrier.wait(),
+            syncthreads=everybody.wait,
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))

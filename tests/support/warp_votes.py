@@ -3,35 +3,33 @@
 Votes and reductions of a warp, and barriers of some of a block's warps. Source: PTX ISA.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from tests.support.turns import Meeting
 
-def vote_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has barriers of its warps."""
-    barriers: dict[tuple[int, int], threading.Barrier] = {}
-    lock = threading.Lock()
+
+def vote_instructions(block: Any) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has threads that take turns."""
+    meetings: dict[tuple[int, int], Meeting] = {}
 
     def sync_threads(name: Any, count: Any) -> None:
-        with lock:
-            key = (int(name), int(count))
-            barrier = barriers.setdefault(key, threading.Barrier(int(count)))
-        barrier.wait(wait_s)
+        key = int(name), int(count)
+        meetings.setdefault(key, block.turns.meeting(key[1])).wait()
 
     def lanes_alike(value: Any) -> Any:
         own = int(value) & 0xFFFFFFFF
-        found = _gather(block, wait_s, own)
+        found = block.of_warp(own)
         return np.uint32(sum(1 << lane for lane, word in enumerate(found) if word == own))
 
     return {
         "lanes_alike": lanes_alike,
-        "lanes_below": lambda: np.uint32((1 << block.place.thread % 32) - 1),
+        "lanes_below": lambda: np.uint32((1 << block.turns.current % 32) - 1),
         "sync_threads": sync_threads,
-        "largest_of_warp": lambda value: np.uint32(max(_gather(block, wait_s, value))),
-        "smallest_of_warp": lambda value: np.uint32(min(_gather(block, wait_s, value))),
+        "largest_of_warp": lambda value: np.uint32(max(block.of_warp(value))),
+        "smallest_of_warp": lambda value: np.uint32(min(block.of_warp(value))),
         "smaller_u32": lambda a, b: np.uint32(min(int(a), int(b))),
         "kept_u32": np.uint32,
         "bits_of_f32": lambda value: np.float32(value).view(np.uint32),
@@ -41,11 +39,11 @@ def vote_instructions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]
     }
 
 
-def vote_functions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
+def vote_functions(block: Any) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of `numba.cuda`."""
 
     def ballot_sync(mask: Any, flag: Any) -> int:
-        found = _gather(block, wait_s, bool(flag))
+        found = block.of_warp(bool(flag))
         return sum(1 << lane for lane, vote in enumerate(found) if vote)
 
     return {
@@ -53,13 +51,3 @@ def vote_functions(block: Any, wait_s: float) -> dict[str, Callable[..., Any]]:
         "popc": lambda word: int(word).bit_count(),
         "ffs": lambda word: (int(word) & -int(word)).bit_length(),
     }
-
-
-def _gather(block: Any, wait_s: float, value: Any) -> list[Any]:
-    """The value of every lane."""
-    thread = block.place.thread
-    block.exchanged[thread] = value
-    block.warps[thread // 32].wait(wait_s)
-    found = list(block.exchanged[thread // 32 * 32 : thread // 32 * 32 + 32])
-    block.warps[thread // 32].wait(wait_s)
-    return found

@@ -23,22 +23,20 @@ from tests.support.word_arithmetic import (
 
 def left_rows(held: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
     """Rows of a warp's left operand, from the words of its lanes: four for 16 elements along K."""
-    rows = np.zeros((16, 4 * len(held[0])))
-    for lane, words in enumerate(held):
-        for index, word in enumerate(words):
-            row = lane // 4 + index % 2 * 8
-            k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2
-            low, high = (word & 0xFFFF) << 16, word & 0xFFFF0000
-            rows[row, k : k + 2] = np.array([low, high], np.uint32).view(np.float32)
+    words = np.array(held, np.uint32)
+    lane, index, half = np.ogrid[:32, : words.shape[1], :2]
+    row = lane // 4 + index % 2 * 8 + 0 * half
+    k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2 + half
+    rows = np.zeros((16, 4 * words.shape[1]))
+    rows[row, k] = np.stack([words << 16, words & 0xFFFF0000], axis=-1).view(np.float32)
     return rows
 
 
-def intrinsics(block: Any, wait_s: float, shared: int) -> SimpleNamespace:
+def intrinsics(block: Any, shared: int) -> SimpleNamespace:
     """What stands in for `ninfer.cuda.ptx`.
 
     Args:
         block: memories, barriers and threads.
-        wait_s: how long a thread waits for others.
         shared: address of the first byte of dynamic shared memory.
     """
     made: dict[str, Any] = {}
@@ -58,15 +56,15 @@ def intrinsics(block: Any, wait_s: float, shared: int) -> SimpleNamespace:
 
     return SimpleNamespace(
         **made,
-        **matrix_instructions(block, wait_s),
-        **vote_instructions(block, wait_s),
-        **counting_instructions(block, wait_s),
+        **matrix_instructions(block),
+        **vote_instructions(block),
+        **counting_instructions(block),
         load_i32=lambda address: block.load(address, np.int32),
         copy_async_16=block.copy_async,
         close_copies=block.close_copies,
         wait_copies_0=lambda: block.wait_copies(0),
         wait_copies_1=lambda: block.wait_copies(1),
-        sync_warp=lambda: block.warps[block.place.thread // 32].wait(wait_s),
+        sync_warp=lambda: block.warps[block.turns.current // 32].wait(),
         fence_shared_async=lambda: None,
         power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),
         square_root=lambda x: np.float32(np.sqrt(np.float64(x))),

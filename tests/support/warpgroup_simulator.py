@@ -9,7 +9,6 @@ not simulated.
 """
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -24,10 +23,12 @@ from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
 from tests.support.plain_types import use_plain_types
 from tests.support.swizzled_rows import plain_rows_of, rows_of, turned_rows_of
+from tests.support.turns import Turns
 from tests.support.warp_votes import vote_functions
 from tests.support.warpgroup_intrinsics import intrinsics, left_rows
 
 Octets = npt.NDArray[np.uint8]
+F64 = npt.NDArray[np.float64]
 Copy = tuple[int, int, int, int]
 """To, from, bytes that are read, bytes of the piece."""
 Extent = tuple[int, int]
@@ -38,18 +39,13 @@ GLOBAL = 1 << 20
 SHARED = 0x410
 """Address of the first byte of dynamic shared memory; not where a swizzled block may start."""
 
-_WAIT_S = 300.0
-
 
 class _Barrier:
     """A barrier in shared memory: arrivals and bytes of one phase."""
 
     def __init__(self, count: int) -> None:
         self.count, self.pending, self.bytes, self.phase = count, count, 0, 0
-
-    def settle(self) -> None:
-        if self.pending == 0 and self.bytes == 0:
-            self.pending, self.phase = self.count, self.phase + 1
+        self.queue: list[int] = []
 
 
 class _Block:
@@ -58,16 +54,11 @@ class _Block:
     def __init__(self, world: Octets, kernel: Kernel, index: Extent, blocks: Extent) -> None:
         self.world, self.kernel, self.index, self.blocks = world, kernel, index, blocks
         self.shared = np.full(kernel.dynamic_shared_bytes, 0xFF, np.uint8)
-        self.place = threading.local()
+        self.turns = Turns(kernel.threads, f"{kernel.name} {index}")
         self.barriers: dict[int, _Barrier] = {}
-        self.changed = threading.Condition()
-        self.is_broken = False
-        self.everybody = threading.Barrier(kernel.threads)
-        self.warps = [threading.Barrier(32) for _ in range(kernel.threads // 32)]
-        self.groups = [threading.Barrier(128) for _ in range(-(-kernel.threads // 128))]
-        self.exchanged: list[Any] = [None] * kernel.threads
-        self.products: dict[int, npt.NDArray[np.float64]] = {}
-        self.totals: dict[int, list[npt.NDArray[np.float64]]] = {}
+        self.everybody = self.turns.meeting(kernel.threads)
+        self.warps = [self.turns.meeting(32) for _ in range(kernel.threads // 32)]
+        self.groups = [self.turns.meeting(128) for _ in range(-(-kernel.threads // 128))]
         self.copies: list[list[list[Copy]]] = [[[]] for _ in range(kernel.threads)]
 
     # Memory.
@@ -96,47 +87,44 @@ class _Block:
         self.barriers[int(address)] = _Barrier(int(count))
 
     def arrive(self, address: Any, nbytes: Any = 0) -> None:
-        with self.changed:
-            barrier = self.barriers[int(address)]
-            barrier.pending -= 1
-            barrier.bytes += int(nbytes)
-            assert barrier.pending >= 0
-            barrier.settle()
-            self.changed.notify_all()
+        barrier = self.barriers[int(address)]
+        barrier.pending -= 1
+        barrier.bytes += int(nbytes)
+        assert barrier.pending >= 0
+        self._settle(barrier)
 
     def wait(self, address: Any, parity: Any) -> None:
         barrier = self.barriers[int(address)]
+        while (barrier.phase - 1) % 2 != int(parity):
+            self.turns.wait(barrier.queue)
 
-        def has_ended() -> bool:
-            return self.is_broken or (barrier.phase - 1) % 2 == int(parity)
-
-        with self.changed:
-            if not self.changed.wait_for(has_ended, _WAIT_S) or self.is_broken:
-                raise TimeoutError(f"barrier {int(address):#x} of block {self.index}")
+    def _settle(self, barrier: _Barrier) -> None:
+        """End the phase if all have arrived and all bytes are there."""
+        if barrier.pending == 0 and barrier.bytes == 0:
+            barrier.pending, barrier.phase = barrier.count, barrier.phase + 1
+            self.turns.wake(barrier.queue)
 
     def copy_bulk(self, to: Any, source: Any, nbytes: Any, barrier: Any) -> None:
         target = self.octets(to, int(nbytes))
         target[...] = self.octets(source, int(nbytes))
-        with self.changed:
-            self.barriers[int(barrier)].bytes -= int(nbytes)
-            self.barriers[int(barrier)].settle()
-            self.changed.notify_all()
+        self.barriers[int(barrier)].bytes -= int(nbytes)
+        self._settle(self.barriers[int(barrier)])
 
     # Copies of single threads, in groups; the last group is open.
 
     def copy_async(self, to: Any, source: Any, nbytes: Any, room: int = 16) -> None:
-        self.copies[self.place.thread][-1].append((int(to), int(source), int(nbytes), room))
+        self.copies[self.turns.current][-1].append((int(to), int(source), int(nbytes), room))
 
     def close_copies(self) -> None:
-        self.copies[self.place.thread].append([])
+        self.copies[self.turns.current].append([])
 
     def wait_copies(self, pending: int) -> None:
-        groups = self.copies[self.place.thread]
+        groups = self.copies[self.turns.current]
         while len(groups) > pending + 1:
             self._copy(groups.pop(0))
 
     def arrive_when_copied(self, address: Any) -> None:
-        groups = self.copies[self.place.thread]
+        groups = self.copies[self.turns.current]
         while groups:
             self._copy(groups.pop(0))
         groups.append([])
@@ -149,18 +137,16 @@ class _Block:
     # Products.
 
     def multiply(self, sums: list[Any], left: Any, right: Any) -> None:
-        thread = self.place.thread
-        group, warp, r, t = thread // 128, thread // 32 % 4, thread % 32 // 4, thread % 4
-        if thread % 128 == 0:
+        thread = self.turns.current
+        warp, r, t = thread // 32 % 4, thread % 32 // 4, thread % 4
+
+        def product(_: Any) -> F64:
             rows = rows_of(self.shared, SHARED, int(left), 64)
-            self.exchanged[thread] = (
-                rows @ rows_of(self.shared, SHARED, int(right), 2 * len(sums)).T
-            )
-        self.groups[group].wait(_WAIT_S)
-        product = self.exchanged[128 * group]
+            return rows @ rows_of(self.shared, SHARED, int(right), 2 * len(sums)).T
+
+        found = self.groups[thread // 128].gather(None, product)
         for i in range(len(sums)):
-            sums[i] += product[16 * warp + r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
-        self.groups[group].wait(_WAIT_S)
+            sums[i] += found[16 * warp + r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
 
     def multiply_registers(
         self, sums: list[Any], words: list[Any], right: Any, width: int, *, is_turned: bool = False
@@ -169,50 +155,48 @@ class _Block:
 
         Of the sums those of the first ``width`` columns take part.
         """
-        thread = self.place.thread
-        warp = thread // 32
-        self.exchanged[thread] = [int(word) for word in words]
-        self.groups[thread // 128].wait(_WAIT_S)
-        if thread % 32 == 0:
-            rows = left_rows(self.exchanged[thread : thread + 32])
+        thread = self.turns.current
+
+        def products(held: list[list[int]]) -> list[F64]:
             operand = (self.shared, SHARED, int(right))
             right_rows = (
                 turned_rows_of(*operand, 64, width) if is_turned else rows_of(*operand, width).T
             )
-            self.products[warp] = rows @ right_rows
-        self.groups[thread // 128].wait(_WAIT_S)
+            return [left_rows(held[warp : warp + 32]) @ right_rows for warp in range(0, 128, 32)]
+
+        held = [int(word) for word in words]
+        found = self.groups[thread // 128].gather(held, products)[thread // 32 % 4]
         r, t = thread % 32 // 4, thread % 4
         for i in range(width // 2):
-            sums[i] += self.products[warp][r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
-        self.groups[thread // 128].wait(_WAIT_S)
+            sums[i] += found[r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
 
     def multiply_group(self, kind: Any, *operands: Any) -> None:
         """A group of products; see `ninfer.cuda.warpgroup_split`."""
         columns, products, is_turned, added = kind
         lefts = operands[len(columns) :]
-        thread = self.place.thread
-        group, warp = self.groups[thread // 128], thread // 32
-        self.exchanged[thread] = [
+        thread = self.turns.current
+        num_lefts = 1 + max(one.left for one in products)
+        starts = [int(start) for start in lefts[num_lefts:]]
+
+        def totals(held: list[list[list[int]]]) -> list[list[F64]]:
+            found = [[np.zeros((16, count)) for count in columns] for _ in range(4)]
+            for index, one in enumerate(products):
+                right = self._right(starts[one.right] + one.offset, columns[one.sums], is_turned)
+                for warp, total in enumerate(found):
+                    left = left_rows([lane[index] for lane in held[32 * warp : 32 * warp + 32]])
+                    total[one.sums] += left @ right
+            return found
+
+        words = [
             [int(word) for word in lefts[one.left][one.word : one.word + 4]] for one in products
         ]
-        group.wait(_WAIT_S)
-        if thread % 32 == 0:
-            num_lefts = 1 + max(one.left for one in products)
-            starts = [int(start) for start in lefts[num_lefts:]]
-            held = self.exchanged[thread : thread + 32]
-            self.totals[warp] = [np.zeros((16, count)) for count in columns]
-            for index, one in enumerate(products):
-                left = left_rows([lane[index] for lane in held])
-                right = self._right(starts[one.right] + one.offset, columns[one.sums], is_turned)
-                self.totals[warp][one.sums] += left @ right
-        group.wait(_WAIT_S)
+        found = self.groups[thread // 128].gather(words, totals)[thread // 32 % 4]
         r, t = thread % 32 // 4, thread % 4
-        for index, total in enumerate(self.totals[warp]):
+        for index, total in enumerate(found):
             sums, is_added = operands[index], index in added
             for i in range(columns[index] // 2):
                 product = total[r + i // 2 % 2 * 8, i // 4 * 8 + 2 * t + i % 2]
                 sums[i] = np.float32(product + float(sums[i]) * is_added)
-        group.wait(_WAIT_S)
 
     def _right(self, descriptor: int, columns: int, is_turned: bool) -> Any:
         """Sixteen rows along K of a right operand."""
@@ -226,63 +210,33 @@ class _Block:
     def meet(self, name: Any, count: Any) -> None:
         """Wait for the other warps of the group."""
         assert int(count) == 128
-        assert int(name) == 1 + self.place.thread // 128
-        self.groups[self.place.thread // 128].wait(_WAIT_S)
+        assert int(name) == 1 + self.turns.current // 128
+        self.groups[self.turns.current // 128].wait()
+
+    def of_warp(self, value: Any) -> list[Any]:
+        """The value of every lane."""
+        return list(self.warps[self.turns.current // 32].gather(value))
 
     def transpose(self, word: Any) -> Any:
-        thread = self.place.thread
-        lane, base = thread % 32, thread // 32 * 32
-        self.exchanged[thread] = int(word)
-        self.warps[thread // 32].wait(_WAIT_S)
+        lane, words = self.turns.current % 32, self.of_warp(int(word))
         found = 0
         for half in range(2):
-            source = self.exchanged[base + (2 * (lane % 4) + half) * 4 + lane // 4 // 2]
+            source = words[(2 * (lane % 4) + half) * 4 + lane // 4 // 2]
             found |= (source >> 16 * (lane // 4 % 2) & 0xFFFF) << 16 * half
-        self.warps[thread // 32].wait(_WAIT_S)
         return np.uint32(found)
 
     def exchange(self, mask: Any, value: Any, step: int) -> Any:
-        thread = self.place.thread
-        self.exchanged[thread] = value
-        self.warps[thread // 32].wait(_WAIT_S)
-        found = self.exchanged[thread ^ step]
-        self.warps[thread // 32].wait(_WAIT_S)
-        return found
+        return self.of_warp(value)[self.turns.current % 32 ^ step]
 
     def shuffle(self, mask: Any, value: Any, lane: int) -> Any:
-        thread = self.place.thread
-        self.exchanged[thread] = value
-        self.warps[thread // 32].wait(_WAIT_S)
-        found = self.exchanged[thread // 32 * 32 + lane]
-        self.warps[thread // 32].wait(_WAIT_S)
-        return found
+        return self.of_warp(value)[lane]
 
     def run(self, args: Sequence[int]) -> None:
-        failures: list[BaseException] = []
-
         def body(thread: int) -> None:
-            self.place.thread = thread
-            try:
-                with np.errstate(all="ignore"):
-                    self.kernel.function(*args)
-            except BaseException as failure:  # noqa: BLE001  # reported by the caller's thread
-                failures.append(failure)
-                self._break()
+            with np.errstate(all="ignore"):
+                self.kernel.function(*args)
 
-        threads = [threading.Thread(target=body, args=(n,)) for n in range(self.kernel.threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-
-    def _break(self) -> None:
-        with self.changed:
-            self.is_broken = True
-            self.changed.notify_all()
-        for barrier in (self.everybody, *self.warps, *self.groups):
-            barrier.abort()
+        self.turns.run(body)
 
 
 def _when(happens: Callable[..., None]) -> Callable[..., None]:
@@ -333,18 +287,18 @@ class _Index:
 @contextmanager
 def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
     cuda = SimpleNamespace(
-        threadIdx=_Index(lambda: (block.place.thread, 0)),
+        threadIdx=_Index(lambda: (block.turns.current, 0)),
         blockIdx=_Index(lambda: block.index),
         gridDim=_Index(lambda: block.blocks),
         local=SimpleNamespace(array=lambda size, dtype: [0.0] * size),
         shared=SimpleNamespace(array=lambda size, dtype: 0),
-        syncwarp=lambda: block.warps[block.place.thread // 32].wait(_WAIT_S),
-        syncthreads=lambda: block.everybody.wait(_WAIT_S),
+        syncwarp=lambda: block.warps[block.turns.current // 32].wait(),
+        syncthreads=lambda: block.everybody.wait(),
         shfl_sync=block.shuffle,
         shfl_xor_sync=block.exchange,
-        **vote_functions(block, _WAIT_S),
+        **vote_functions(block),
     )
-    instructions = intrinsics(block, _WAIT_S, SHARED)
+    instructions = intrinsics(block, SHARED)
     stand_ins = {"ptx": instructions, "cuda": cuda, "warpgroup": _group(block, instructions)}
 
     def call(self: Any, sums: Any, *operands: Any) -> None:

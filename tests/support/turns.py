@@ -1,0 +1,129 @@
+"""Threads that take turns: one runs until it has to wait for others, then the one that can latest.
+
+So that a simulated block does the same in every run, that the first threads or the last are as far
+ahead of others as what they wait for allows, and that a wait without an end is found at once. Not
+known here: what threads do.
+"""
+
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+
+class StuckError(Exception):
+    """Threads wait for each other, or for one that has failed."""
+
+
+class Turns:
+    """Some threads, one of which runs.
+
+    Args:
+        count: how many.
+        name: of what they do, which says whether the first of them or the last get ahead.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count, self.current = count, 0
+        self._step = 1 if zlib.crc32(name.encode()) % 2 else -1
+        self._locks = [threading.Lock() for _ in range(count)]
+        self._ready = list(range(count))[:: self._step]
+        self._waiting: set[int] = set()
+        self._failures: list[BaseException] = []
+
+    def run(self, body: Callable[[int], None]) -> None:
+        """Run ``body`` in every thread, with its number; raises what the first one raised."""
+
+        def run(number: int) -> None:
+            self._take(number)
+            try:
+                body(number)
+            except BaseException as failure:  # noqa: BLE001  # raised by the caller's thread
+                self._fail(failure)
+            self._pass_on()
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(self.count)]
+        for lock in self._locks:
+            lock.acquire()
+        for thread in threads:
+            thread.start()
+        self._pass_on()
+        for thread in threads:
+            thread.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def wait(self, queue: list[int]) -> None:
+        """Let others run until one of them wakes the queue.
+
+        Raises:
+            StuckError: none of them ever will.
+        """
+        self._expect_no_failure()
+        number = self.current
+        queue.append(number)
+        self._waiting.add(number)
+        self._pass_on()
+        self._take(number)
+        self._expect_no_failure()
+
+    def wake(self, queue: list[int]) -> None:
+        """Let the threads of a queue run, each when it is its turn."""
+        self._expect_no_failure()
+        self._ready.extend(sorted(queue)[:: self._step])
+        self._waiting.difference_update(queue)
+        queue.clear()
+
+    def meeting(self, count: int) -> "Meeting":
+        """Make a place where so many threads meet, time and again."""
+        return Meeting(self, count)
+
+    def _expect_no_failure(self) -> None:
+        if self._failures:
+            raise StuckError("another thread has failed")
+
+    def _take(self, number: int) -> None:
+        self._locks[number].acquire()
+        self.current = number
+
+    def _pass_on(self) -> None:
+        if self._waiting and not self._ready:
+            self._fail(StuckError(f"{len(self._waiting)} threads wait for ever"))
+        if self._ready:
+            self._locks[self._ready.pop()].release()
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failures.append(failure)
+        self._ready.extend(sorted(self._waiting))
+        self._waiting.clear()
+
+
+class Meeting:
+    """Where threads meet: each waits until all have come."""
+
+    def __init__(self, turns: Turns, count: int) -> None:
+        self._turns, self._count = turns, count
+        self._queue: list[int] = []
+        self._brought: dict[int, Any] = {}
+        self._made: Any = None
+
+    def wait(self) -> None:
+        """Wait for the others."""
+        if len(self._queue) + 1 < self._count:
+            self._turns.wait(self._queue)
+        else:
+            self._turns.wake(self._queue)
+
+    def gather(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        """Meet and bring a value; returns what ``make`` makes of all, as soon as all have come.
+
+        Values are in the order of the threads' numbers. What is made of them, once for all, stays
+        as it is.
+        """
+        self._brought[self._turns.current] = value
+        if len(self._queue) + 1 < self._count:
+            self._turns.wait(self._queue)
+        else:
+            self._made = make([self._brought[number] for number in sorted(self._brought)])
+            self._turns.wake(self._queue)
+        return self._made
