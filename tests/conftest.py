@@ -1,21 +1,33 @@
 """What all tests share.
 
 Markers: ``slow`` tests run with ``--slow``, ``gpu`` and ``browser`` tests where there is one.
-Examples of properties have no deadline: a shared machine has no even pace.
+Examples of properties have no deadline: a shared machine has no even pace. Matrix products of
+oracles, which are small, are made by one thread: others would take more time than they save. What
+collection has made lives to the end, and nobody looks for garbage in it.
 """
 
 import ctypes
+import gc
+import os
 import shutil
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
+
 
 def pytest_configure() -> None:
+    gc.disable()
     settings.register_profile(
         "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("shared-machine")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
