@@ -116,6 +116,7 @@ def _work(
     for number in itertools.count(1):
         if number % _COLLECTED_AFTER == 0:
             gc.collect()
+            gc.freeze()  # what is left stays: functions that later kernels call
         with following.get_lock():
             turn = following.value
             following.value += 1
