@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs.model_card import END, START, accuracy, model_card_page
+from tools.docs.generated_part import END
+from tools.docs.model_card import START, accuracy, model_card_page
 
 ROW = {"asked": 10, "right": 9, "thinking_asked": 4, "thinking_right": 4}
 RESULTS = {
