@@ -16,7 +16,8 @@ class Memory:
     """Bytes behind integer addresses; every access is checked."""
 
     def __init__(self, base: int, octets: Array, lanes: int) -> None:
-        self.base, self.octets, self.lanes = base, octets, lanes
+        self.octets, self.base = octets, base
+        self._everybody = np.ones(lanes, bool)
         self._views: dict[np.dtype[Any], Array] = {}
 
     def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
@@ -30,13 +31,13 @@ class Memory:
     def store(self, address: Any, values: Sequence[Any], dtype: Any, mask: Any = 1) -> None:
         kind = np.dtype(dtype)
         first = self._at(address, kind.itemsize * len(values), mask) // kind.itemsize
-        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
+        chosen = self._chosen(mask)
         target = self._values(kind)
         is_whole = bool(chosen.all())
         places = first if is_whole else first[chosen]
         for i, value in enumerate(values):
-            wide = np.broadcast_to(np.asarray(value, kind), (self.lanes,))
-            target[places + i] = wide if is_whole else wide[chosen]
+            wide = np.asarray(value, kind)
+            target[places + i] = wide if is_whole or wide.ndim == 0 else wide[chosen]
 
     def _values(self, kind: np.dtype[Any]) -> Array:
         """All of the memory as values of one type."""
@@ -48,11 +49,16 @@ class Memory:
 
     def _at(self, address: Any, nbytes: int, mask: Any = 1) -> Array:
         """First bytes of an access, which is aligned to its size; 0 where there is none."""
-        start = np.broadcast_to(np.asarray(address).astype(np.int64), (self.lanes,)) - self.base
-        chosen = np.broadcast_to(np.asarray(mask) != 0, (self.lanes,))
-        start = np.where(chosen, start, 0)
+        chosen = self._chosen(mask)
+        start = np.where(chosen, np.asarray(address).astype(np.int64) - self.base, 0)
         if start.min() < 0 or (start.max() + nbytes > self.octets.size and chosen.any()):
             raise IndexError(f"{nbytes} bytes at {start[chosen]} of {self.octets.size}")
         if np.any(start % nbytes):
             raise IndexError(f"{nbytes} bytes at {start[chosen]}: not aligned")
         return start
+
+    def _chosen(self, mask: Any) -> Array:
+        """Lanes whose mask is not 0."""
+        if isinstance(mask, int) and mask:
+            return self._everybody
+        return np.asarray((np.asarray(mask) != 0) & self._everybody)
