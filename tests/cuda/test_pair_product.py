@@ -175,7 +175,7 @@ def test_places_in_shared_memory_do_not_overlap(k_tiles: int) -> None:
 
     assert sums_at(Q5) == PAIR_WARPS * 3 * PAIR_FORMATS[Q5].tile_bytes
     assert columns_at(Q5) == sums_at(Q5) + HOME_TILES * OWN_PARTS * 16 * 8 * 4
-    barriers = 8 * (HOME_TILES + steps * OWN_PARTS)
+    barriers = 8 * steps * OWN_PARTS
     assert pair_bytes(Q5, k_tiles) == columns_at(Q5) + columns + sums + barriers
     assert columns_at(Q5) % 16 == 0  # bulk copies
     assert steps * OWN_PARTS <= PAIR_THREADS or not has_room(Q5, k_tiles, 227 << 10)

@@ -1,8 +1,9 @@
 """Kernels of clusters on the CPU: the blocks of one run together, and write each other's memory.
 
 Every block has the stand-ins that `WarpSimulator` makes for it; what kernels see finds those of the
-block whose warp calls. Warps of all blocks take turns. What a kernel must not do fails: write to a
-block before all have started, or to one that has ended.
+block whose warp calls. Warps of all blocks take turns, and what one writes into another block is
+there as late as it may be: when all have met after its release. What a kernel must not do fails:
+write to a block before all have started, or to one that has ended.
 """
 
 import threading
@@ -82,31 +83,34 @@ class _Cluster:
         self._place = place
         self._turns = turns
         self._queue: list[int] = []
-        self._missing = warps * kernel.cluster_blocks
+        self._everybody = self._missing = warps * kernel.cluster_blocks
+        self._meetings = 0
+        self._released: list[Callable[[], None]] = []
         self.barriers: dict[tuple[int, int], _Barrier] = {}
 
     def arrive_cluster(self) -> None:
-        assert not hasattr(self._place, "has_passed")
-        self._place.has_passed = False
-        self._missing -= 1
-        self._turns.wake(self._queue)
+        self._arrive()
+
+    def release_cluster(self) -> None:
+        self._released += self._written
+        self._written.clear()
+        self._arrive()
 
     def wait_cluster(self) -> None:
-        assert not self._place.has_passed
-        self._wait(lambda: self._missing == 0)
-        self._place.has_passed = True
+        assert self._place.is_waiting
+        passed = self._passed
+        self._wait(lambda: self._meetings > passed)
+        self._place.passed, self._place.is_waiting = passed + 1, False
 
     def map_shared(self, address: Any, block: Any) -> Any:
         return np.uint32(address) + np.uint32((int(block) + 1) << _WINDOW)
 
-    def put_counted_f32x2(self, address: Any, first: Any, second: Any, barrier: Any) -> None:
+    def put_there_f32x2(self, address: Any, first: Any, second: Any) -> None:
         (block,) = set((np.atleast_1d(address) >> _WINDOW).tolist())
-        assert block == int(barrier) >> _WINDOW
-        assert self._place.has_passed
+        assert self._passed > 0
         assert self.running[block - 1] > 0
-        self.shared[block - 1].store(address & _OWN, [first, second], np.float32)
-        self.barriers[block - 1, int(barrier & _OWN)].count(0, 8 * LANES)
-        self._turns.wake(self._queue)
+        to, values = self.shared[block - 1], [np.copy(first), np.copy(second)]
+        self._written.append(lambda: to.store(address & _OWN, values, np.float32))
 
     def init_barrier_if(self, mask: Any, address: Any, count: Any) -> None:
         for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
@@ -134,17 +138,38 @@ class _Cluster:
             self.barriers[self._key(barrier)].count(0, size)
         self._turns.wake(self._queue)
 
-    def arrive(self, address: Any) -> None:
-        self.barriers[self._key(address)].count(LANES, 0)
-        self._turns.wake(self._queue)
-
     def wait_phase(self, address: Any, parity: Any) -> None:
         assert int(parity) == 0
         self._wait(lambda: self.barriers[self._key(address)].is_complete)
 
     def end(self) -> None:
         """A warp has ended."""
+        assert not self._written
         self.running[self._place.block] -= 1
+
+    @property
+    def _passed(self) -> int:
+        """Meetings of the cluster that the warp has been at."""
+        return getattr(self._place, "passed", 0)
+
+    @property
+    def _written(self) -> list[Callable[[], None]]:
+        """What the warp has written into other blocks and not released."""
+        if not hasattr(self._place, "written"):
+            self._place.written = []
+        written: list[Callable[[], None]] = self._place.written
+        return written
+
+    def _arrive(self) -> None:
+        assert not getattr(self._place, "is_waiting", False)
+        self._place.is_waiting = True
+        self._missing -= 1
+        if self._missing == 0:
+            for store in self._released:
+                store()
+            self._released.clear()
+            self._missing, self._meetings = self._everybody, self._meetings + 1
+        self._turns.wake(self._queue)
 
     def _key(self, address: Any) -> tuple[int, int]:
         return self._place.block, int(address)

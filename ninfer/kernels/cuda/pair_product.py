@@ -2,8 +2,8 @@
 
 `pair_shape` says which warp makes which part of which row tile. A block keeps the columns of its
 parts, which come by bulk copies with a barrier for each k tile. A row tile is added up by one of
-the blocks; the other one's warps write their sums into its shared memory, where a barrier counts
-their bytes. A row's bits are those of `few_product`.
+the blocks; the other one's warps write their sums into its shared memory before both meet. A row's
+bits are those of `few_product`.
 
 Traffic: the matrix once; half of the columns once for each block.
 
@@ -11,7 +11,6 @@ What functions hand to one another:
 
     unit      which part it is: row tile of the pair, part of the block, number of the block
     places    where it is made: the warp's ring, columns and group sums of the block, its barriers
-              of row tiles and of k tiles
     operands  weights, row tiles, columns, group sums, k tiles, number of columns
 """
 
@@ -27,7 +26,7 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.few_walk import make_ask
 from ninfer.kernels.cuda.held_shape import GROUP_SUM_BYTES, K_TILE_BYTES, PART_BYTES
 from ninfer.kernels.cuda.held_walk import make_step
-from ninfer.kernels.cuda.launch import WARP, block_parts, blocks_for
+from ninfer.kernels.cuda.launch import block_parts, blocks_for
 from ninfer.kernels.cuda.pair_shape import (
     BARRIER_BYTES,
     HOME_TILES,
@@ -52,7 +51,6 @@ PAIRED: Final = (TensorFormat.Q5,)
 """Formats that kernels are made for: those that profiles give long weights of few row tiles."""
 
 _REGISTERS: Final = 65536 // PAIR_THREADS // 8 * 8
-_OTHER_BYTES: Final = (PARTS - OWN_PARTS) * PART_BYTES  # of a row tile
 _SLABS: Final = 4  # of a k tile
 _COLUMN_BYTES: Final = K_TILE_BYTES // _SLABS // 8  # of a slab
 _STEP_COLUMNS: Final = OWN_PARTS * K_TILE_BYTES
@@ -114,10 +112,9 @@ def make_pair(format: TensorFormat) -> Kernel:
         steps = uint32((uint32(k_tiles) + uint32(PARTS - 1)) // uint32(PARTS))
         columns = uint32(own + uint32(columns_from))
         sums = uint32(columns + steps * uint32(_STEP_COLUMNS))
-        made = uint32(sums + steps * uint32(_STEP_SUMS))
-        arrived = uint32(made + uint32(HOME_TILES * BARRIER_BYTES))
+        arrived = uint32(sums + steps * uint32(_STEP_SUMS))
         unit = (tile, part, block)
-        places = (uint32(own + warp * uint32(ring_bytes)), columns, sums, made, arrived)
+        places = (uint32(own + warp * uint32(ring_bytes)), columns, sums, arrived)
         total = cuda.local.array(4, float32)
         walk(
             unit,
@@ -128,7 +125,7 @@ def make_pair(format: TensorFormat) -> Kernel:
             total,
         )
         target = (out, rows, width, num_columns, kind)
-        write(unit, own, places[0], made, first, target, total)
+        write(unit, own, places[0], first, target, total)
 
     return Kernel(
         f"pair_{format.name.lower()}",
@@ -160,7 +157,7 @@ def _make_walk(format: TensorFormat) -> Any:
         unit: Any, places: Any, first: Index, steps: Index, operands: Any, total: Array
     ) -> None:
         _, own_part, block = unit
-        ring, columns, sums, made, arrived = places
+        ring, columns, sums, arrived = places
         codes, tiles, _, _, k_tiles, _ = operands
         part = uint32(block * uint32(OWN_PARTS) + own_part)
         lane = uint32(cuda.threadIdx.x) & uint32(31)
@@ -174,7 +171,7 @@ def _make_walk(format: TensorFormat) -> Any:
             ask(to, source, lane, uint32(left > int32(0)))
             left = int32(left - int32(1))
             ptx.close_copies()
-        _make_barriers(made, arrived, steps)
+        _make_barriers(arrived, steps)
         masks = make_own_masks()
         ptx.wait_for_predecessor()
         _bring(unit, places, part, uint32(n), operands)
@@ -206,17 +203,13 @@ def _make_walk(format: TensorFormat) -> Any:
 
 
 @device_function
-def _make_barriers(made: Address, arrived: Address, steps: Index) -> None:
-    """Barriers of row tiles, which sums arrive at, and of k tiles, which columns arrive at."""
+def _make_barriers(arrived: Address, steps: Index) -> None:
+    """Barriers of k tiles, which columns arrive at."""
     thread = uint32(cuda.threadIdx.x)
-    is_own = uint32(thread < uint32(HOME_TILES))
-    at = uint32(made + thread * uint32(BARRIER_BYTES))
-    warpgroup.init_barrier_if(is_own, at, uint32(1 + OWN_PARTS * WARP))
     is_there = uint32(thread < steps * uint32(OWN_PARTS))
-    at_step = uint32(arrived + thread * uint32(BARRIER_BYTES))
-    warpgroup.init_barrier_if(is_there, at_step, uint32(1))
+    at = uint32(arrived + thread * uint32(BARRIER_BYTES))
+    warpgroup.init_barrier_if(is_there, at, uint32(1))
     warpgroup.publish_barriers()
-    warpgroup.expect_bytes_if(is_own, at, uint32(_OTHER_BYTES))
     cluster.arrive_cluster()
     cuda.syncthreads()
 
@@ -225,7 +218,7 @@ def _make_barriers(made: Address, arrived: Address, steps: Index) -> None:
 def _bring(unit: Any, places: Any, part: Index, count: Index, operands: Any) -> None:
     """Ask for columns and group sums of the part; warps of its row tiles take turns at k tiles."""
     tile, own_part, _ = unit
-    _, columns, sums, _, arrived = places
+    _, columns, sums, arrived = places
     _, _, base, group_sums, _, num_columns = operands
     lane = uint32(cuda.threadIdx.x) & uint32(31)
     is_first, is_slab = uint32(lane == uint32(0)), uint32(lane < uint32(_SLABS))
@@ -248,10 +241,10 @@ def _bring(unit: Any, places: Any, part: Index, count: Index, operands: Any) -> 
 
 
 def _make_write(format: TensorFormat) -> Any:
-    """The end of a warp: (unit, own, ring, made, first, target, total).
+    """The end of a warp: (unit, own, ring, first, target, total).
 
-    Sums go into its ring, or to the block that adds up the row tile. There the warps of the row
-    tile add parts in order, each lane its own element.
+    Sums go into its ring, or to the block that adds up the row tile. When both blocks have met, the
+    warps of the row tile add parts in order, each lane its own element.
     """
     ring_bytes, sums_from = STAGES * PAIR_FORMATS[format].tile_bytes, sums_at(format)
 
@@ -260,7 +253,6 @@ def _make_write(format: TensorFormat) -> Any:
         unit: Any,
         own: Address,
         ring: Address,
-        made: Address,
         first: Index,
         target: Any,
         total: Array,
@@ -280,15 +272,16 @@ def _make_write(format: TensorFormat) -> Any:
         element = uint64(column) * uint64(width) + uint64(row)
         before = load_before(out, element, is_inside, mode)
         index = uint32(tile - uint32(HOME_TILES) * uint32(tile >= uint32(HOME_TILES)))
-        barrier = uint32(made + index * uint32(BARRIER_BYTES))
         there = uint32(own + uint32(sums_from) + index * uint32(OWN_PARTS * PART_BYTES))
+        cluster.wait_cluster()  # the other block has started
         if is_adding == uint32(0):
             at = uint32(there + part * uint32(PART_BYTES) + lane * uint32(8))
-            _put_there(at, barrier, block ^ uint32(1), total)
+            _put_there(cluster.map_shared(at, block ^ uint32(1)), total)
         else:
             _put_here(uint32(ring + lane * uint32(8)), total)
-            warpgroup.arrive(barrier)
-            warpgroup.wait_phase(barrier, uint32(0))
+        cluster.release_cluster()
+        cluster.wait_cluster()
+        if is_adding != uint32(0):
             offset = uint32(own_row * int32(32) + column * int32(4))
             here = uint32(ring - part * uint32(ring_bytes) + offset)
             value = _sum_parts(here, uint32(there + offset), uint32(ring_bytes), block)
@@ -305,12 +298,10 @@ def _put_here(at: Address, total: Array) -> None:
 
 
 @device_function
-def _put_there(at: Address, barrier: Address, block: Index, total: Array) -> None:
-    """The same at this address in the other block, whose barrier counts the bytes."""
-    cluster.wait_cluster()  # it has started, and its barriers are ready
-    to, there = cluster.map_shared(at, block), cluster.map_shared(barrier, block)
-    cluster.put_counted_f32x2(to, total[0], total[1], there)
-    cluster.put_counted_f32x2(to + uint32(PART_BYTES // 2), total[2], total[3], there)
+def _put_there(at: Address, total: Array) -> None:
+    """The same in the other block."""
+    cluster.put_there_f32x2(at, total[0], total[1])
+    cluster.put_there_f32x2(at + uint32(PART_BYTES // 2), total[2], total[3])
 
 
 @device_function

@@ -12,7 +12,7 @@ row tiles. One block fills a multiprocessor and each of its warps makes one part
 changes a bit of a product.
 
 Shared memory of a block: rings of all warps, sums from the other block [row tile][part], columns
-and group sums of its k tiles [step][part], barriers of row tiles, barriers of k tiles.
+and group sums of its k tiles [step][part], a barrier for each of them.
 """
 
 from typing import Final
@@ -62,8 +62,7 @@ def columns_at(format: TensorFormat) -> int:
 def pair_bytes(format: TensorFormat, k_tiles: int) -> int:
     """Shared memory of a block."""
     own = blocks_for(k_tiles, PARTS) * OWN_PARTS
-    barriers = (HOME_TILES + own) * BARRIER_BYTES
-    return columns_at(format) + own * (K_TILE_BYTES + GROUP_SUM_BYTES) + barriers
+    return columns_at(format) + own * (K_TILE_BYTES + GROUP_SUM_BYTES + BARRIER_BYTES)
 
 
 def has_room(format: TensorFormat, k_tiles: int, block_shared_bytes: int) -> bool:
