@@ -73,6 +73,11 @@ def test_weights_of_a_published_layer_share_a_launch(
     assert len(launches(weights, width, columns)) == 1
 
 
+@pytest.mark.parametrize("width", [256, 17408])
+def test_nothing_is_launched_without_a_column(width: int) -> None:
+    assert launches([(Q5, 5120)], width, 0) == []
+
+
 def test_formats_without_a_kernel_for_both_follow_one_another() -> None:
     assert len(launches([(Q6, 32), (Q4, 32)], 256, 2)) == 2
 

@@ -29,7 +29,13 @@ _ORDER: Final = tuple(PAIR_FORMATS)
 
 
 def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> None:
-    """Make products of the same one to eight columns, in as few launches as kernels allow."""
+    """Make products of the same columns, eight at most, in as few launches as kernels allow.
+
+    Without a column nothing is launched: lanes of kernels look at the last one for those that are
+    missing.
+    """
+    if x.num_columns == 0:
+        return
     waiting = sorted(products, key=lambda product: _ORDER.index(product.format))
     while waiting:
         formats = formats_of(waiting)
