@@ -1,8 +1,9 @@
 """Several processes that compile kernels, each the next one that nobody has begun.
 
-A kernel's targets stay together, because most of the work is the same for all of them. Processes
-are forked, so that kernels, which are functions, need no way to another process; where there is no
-fork, or one processor, the caller compiles. Knows no kernel.
+A kernel's targets stay together, because most of the work is the same for all of them, and every
+other process begins at the end, so that kernels of a family, which call the same functions, meet in
+few processes. They are forked, so that kernels, which are functions, need no way to another one;
+where there is no fork, or one processor, the caller compiles. Knows no kernel.
 """
 
 import contextlib
@@ -80,12 +81,12 @@ def _forked(
 ) -> _Results:
     """Results of all processes as they come; a process that dies just ends."""
     context = multiprocessing.get_context("fork")
-    following = context.Value("i", 0)
+    rest = context.Array("i", [0, len(order)])  # what nobody has begun
     workers, readers = [], []
     try:
-        for _ in range(count):
+        for number in range(count):
             reader, writer = context.Pipe(duplex=False)
-            arguments = (cache, jobs, order, following, writer)
+            arguments = (cache, jobs, order, rest, number % 2 == 1, writer)
             workers.append(context.Process(target=_work, args=arguments, daemon=True))
             workers[-1].start()
             writer.close()  # so that only the process keeps it open
@@ -107,7 +108,8 @@ def _work(
     cache: KernelCache,
     jobs: Sequence[Job],
     order: list[list[int]],
-    following: Any,
+    rest: Any,
+    is_backwards: bool,
     results: "Connection[_Result, None]",
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller hears it, and ends the workers
@@ -117,11 +119,12 @@ def _work(
         if number % _COLLECTED_AFTER == 0:
             gc.collect()
             gc.freeze()  # what is left stays: functions that later kernels call
-        with following.get_lock():
-            turn = following.value
-            following.value += 1
-        if turn >= len(order):
-            return
+        with rest.get_lock():
+            first, end = rest
+            if first == end:
+                return
+            turn = end - 1 if is_backwards else first
+            rest[:] = (first, turn) if is_backwards else (turn + 1, end)
         for index in order[turn]:
             try:
                 results.send((index, cache.compiled(*jobs[index]).figures))
