@@ -16,6 +16,8 @@ from numba.cuda.compiler import compile_cuda
 from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.dispatcher import CUDADispatcher
 
+from ninfer.cuda.kernel_source import names_of
+
 _DEFAULT_CC: Final = (9, 0)
 _TWINS: "Final[dict[Any, DeviceFunction]]" = {}
 """By meaning, the first function that has it."""
@@ -66,8 +68,9 @@ def _meaning(function: FunctionType) -> Any:
     """Text of a function, which is one object however often it is closed over values, and those."""
     code, known = function.__code__, function.__globals__
     cells = tuple(_named(cell.cell_contents) for cell in function.__closure__ or ())
-    names = tuple(_named(known[name]) for name in code.co_names if name in known)
-    return code, id(known), cells, names
+    names = tuple(_named(known[name]) for name in names_of(code) if name in known)
+    defaults = _named((function.__defaults__, tuple((function.__kwdefaults__ or {}).items())))
+    return code, id(known), cells, names, defaults
 
 
 def _named(value: Any) -> Any:

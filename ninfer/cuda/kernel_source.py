@@ -117,7 +117,7 @@ def _describe_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
     for name, cell in sorted(cells):
         yield name
         yield from _describe(cell.cell_contents, seen)
-    names = sorted(set(_names(function.__code__)))
+    names = sorted(set(names_of(function.__code__)))
     for name in names:
         if name not in function.__globals__:
             continue
@@ -145,8 +145,9 @@ def _describe_module(module: ModuleType, names: list[str], seen: set[int]) -> It
                 yield from _describe(getattr(module, name), seen)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_of(code: CodeType) -> Iterator[str]:
+    """Global names and attributes that a function's text means, with functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_of(constant)

@@ -54,6 +54,19 @@ def code_of(function: Any) -> bytes:
     return b"\n".join(line for line in text.splitlines() if line)
 
 
+def make_defaulted(default: int) -> Any:
+    @device_function
+    def defaulted(word: Any, factor: Any = default, *, added: Any = default) -> Any:
+        return word * factor + added
+
+    return defaulted
+
+
+def test_functions_with_other_defaults_are_no_twins() -> None:
+    assert make_defaulted(1).twin is make_defaulted(1).twin
+    assert make_defaulted(1).twin is not make_defaulted(2).twin
+
+
 @pytest.mark.parametrize(
     "factor", [3, -0.5, True, None, "word", (1, 2.5), np.float32(3), np.arange(3)]
 )

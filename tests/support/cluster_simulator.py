@@ -182,6 +182,9 @@ class _Cluster:
 class ClusterSimulator(WarpSimulator):
     """Runs kernels of clusters of given modules over one global memory."""
 
+    is_last_ahead: bool | None = None
+    """Which warps of a cluster get ahead of others, as `Turns` has it."""
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         """Run every cluster, one after another."""
         assert grid[0] % kernel.cluster_blocks == 0
@@ -194,7 +197,7 @@ class ClusterSimulator(WarpSimulator):
         warps, blocks = kernel.threads // LANES, range(kernel.cluster_blocks)
         nbytes = kernel.dynamic_shared_bytes
         shared = [Memory(0, np.full(nbytes, 0xFF, np.uint8), LANES) for _ in blocks]
-        turns = Turns(warps * len(blocks), f"{kernel.name} {first}")
+        turns = Turns(warps * len(blocks), f"{kernel.name} {first}", self.is_last_ahead)
         place = threading.local()
         cluster = _Cluster(kernel, self.memory, shared, turns, place)
 

@@ -23,11 +23,14 @@ class Turns:
     Args:
         count: how many.
         name: of what they do, which says whether the first of them or the last get ahead.
+        is_last_ahead: says it instead.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, is_last_ahead: bool | None = None) -> None:
         self.count, self.current = count, 0
-        self._step = 1 if zlib.crc32(name.encode()) % 2 else -1
+        if is_last_ahead is None:
+            is_last_ahead = zlib.crc32(name.encode()) % 2 == 1
+        self._step = 1 if is_last_ahead else -1
         self._locks = [threading.Lock() for _ in range(count)]
         self._ready = list(range(count))[:: self._step]
         self._waiting: set[int] = set()
@@ -44,7 +47,7 @@ class Turns:
                 self._fail(failure)
             self._pass_on()
 
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(self.count)]
+        threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(self.count)]
         for lock in self._locks:
             lock.acquire()
         with _one_processor():
@@ -103,9 +106,12 @@ class Turns:
 
 @contextmanager
 def _one_processor() -> Iterator[None]:
-    """Threads that are started here run on one processor: handing over to another takes longer."""
+    """Threads that are started here run on one processor: handing over to another takes longer.
+
+    Processes beside each other have different ones.
+    """
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})
+    os.sched_setaffinity(0, {sorted(allowed)[os.getpid() % len(allowed)]})
     try:
         yield
     finally:

@@ -72,4 +72,5 @@ def has_room(format: TensorFormat, k_tiles: int, block_shared_bytes: int) -> boo
 
 def is_worth_pairing(row_tiles: int, k_tiles: int, multiprocessors: int) -> bool:
     """Whether one pair of blocks on every two multiprocessors is just enough, and pays."""
-    return blocks_for(row_tiles, multiprocessors // 2) == PAIR_TILES and k_tiles >= LONG_TILES
+    pairs = multiprocessors // 2
+    return k_tiles >= LONG_TILES and pairs > 0 and blocks_for(row_tiles, pairs) == PAIR_TILES
