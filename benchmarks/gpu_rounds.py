@@ -1,6 +1,7 @@
 """Where the time of a decode round and of a prefill chunk goes, op by op, on synthetic models.
 
     python -m benchmarks.gpu_rounds FOLDER MODEL[:PROFILE] [MODEL...] [--rows 1,8] [--context 8192]
+        [--kv auto|bf16|int8]
     python -m benchmarks.gpu_rounds --compile FOLDER MODEL [MODEL...]
 
 For each model: the start, a real prefill with a decode behind it, decoding behind an imagined
@@ -25,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from ninfer.cli.bench_measures import CellPlan, Machine, measure_cell, measure_machine
-from ninfer.config import EngineConfig
+from ninfer.config import EngineConfig, KvDtype
 from ninfer.device import host_array
 from ninfer.models.package import GROUPWISE_INT
 from ninfer.program.model_units import UnitExecutors
@@ -188,6 +189,7 @@ def measure(
         max_concurrency=max(rows),
         max_context=context + 256,
         prefill_chunk=options.chunk,
+        kv_dtype=KvDtype(options.kv),
     )
     begin = time.perf_counter()
     with Engine(source, config=config) as engine:
@@ -290,6 +292,12 @@ def main() -> None:
     )
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=4096)
+    parser.add_argument(
+        "--kv",
+        choices=[kind.value for kind in KvDtype if kind is not KvDtype.F32],
+        default=KvDtype.AUTO.value,
+        help="element type of the KV cache",
+    )
     options = parser.parse_args()
     sources = [(*name.split(":"), GROUPWISE_INT)[:2] for name in options.models]
     if options.compile:
@@ -308,7 +316,8 @@ def main() -> None:
         for model_id, profile in sources
     ]
     if "OUT" in os.environ:
-        text = json.dumps({"machine": machine, "models": documents}, default=_plain, indent=1)
+        found = {"machine": machine, "kv": options.kv, "models": documents}
+        text = json.dumps(found, default=_plain, indent=1)
         (Path(os.environ["OUT"]) / "gpu_rounds.json").write_text(text + "\n", encoding="utf-8")
 
 
