@@ -82,6 +82,7 @@ def compile_kernels(
     Raises:
         ConfigurationError: an identity or a target is unknown.
         InvariantError: a kernel does not compile.
+        DeviceUnavailable: the compiler does not load beside the installed NumPy.
     """
     unknown = [name for name in targets if name not in TARGETS]
     if unknown:

@@ -185,7 +185,8 @@ class KernelCache:
 
         Raises:
             InvariantError: the kernel cannot be compiled.
-            DeviceUnavailable: it would have to be built, by another toolchain than the installed.
+            DeviceUnavailable: it would have to be built, by another toolchain than the installed
+                or by one that does not load.
         """
         key = self._key(kernel, target)
         path = self.folder / f"{kernel.name}.{target}.{key[:32]}.kernel"
@@ -239,6 +240,7 @@ def build(kernel: Kernel, target: str) -> Compiled:
 
     Raises:
         InvariantError: it does not compile.
+        DeviceUnavailable: the compiler does not load.
     """
     if target not in TARGETS:
         raise InvariantError(f"{target} is none of {', '.join(TARGETS)}")

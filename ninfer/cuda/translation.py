@@ -7,8 +7,10 @@ Making the text takes most of the time. It is the same for every target and is k
 is compiled for several. Knows no target and no cache. Source: NVVM IR specification.
 """
 
+import importlib
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import version
 from typing import Any, Final
 
 from numba.cuda import types
@@ -16,7 +18,7 @@ from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from numba.cuda.cudadrv import nvvm
 
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.errors import InvariantError
+from ninfer.errors import DeviceUnavailable, InvariantError
 
 _ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
 _ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
@@ -30,6 +32,23 @@ _KINDS: Final[dict[Param, Any]] = {
     Param.F32: types.float32,
 }
 _BITCODE_ARCHITECTURE: Final = "compute_80"
+_LATE_PARTS: Final = "numba.cuda.cudaimpl"  # of the compiler, which loads them when it compiles
+
+
+@cache
+def expect_compiler() -> None:
+    """Require that the compiler works beside the installed NumPy, before it is asked for anything.
+
+    Raises:
+        DeviceUnavailable: it does not load.
+    """
+    try:
+        importlib.import_module(_LATE_PARTS)
+    except (ImportError, AttributeError) as error:
+        raise DeviceUnavailable(
+            f"numba-cuda {version('numba-cuda')} compiles nothing beside NumPy {version('numpy')}: "
+            f"{error}; pip install 'ninfer[cuda]' brings versions that fit each other"
+        ) from error
 
 
 def ptx_text(kernel: Kernel, capability: tuple[int, int], min_blocks: int) -> bytes:
@@ -42,6 +61,7 @@ def ptx_text(kernel: Kernel, capability: tuple[int, int], min_blocks: int) -> by
 
     Raises:
         InvariantError: it is not one entry point.
+        DeviceUnavailable: the compiler does not load.
     """
     architecture = "compute_{}{}".format(*capability) + ("a" if kernel.is_warpgroup else "")
     ptx = _ptx(kernel, architecture)
@@ -82,6 +102,7 @@ def _ptx(kernel: Kernel, architecture: str) -> bytes:
 @lru_cache(maxsize=2)
 def _llvm_texts(kernel: Kernel) -> tuple[tuple[str, ...], str]:
     """LLVM modules of a kernel, and the name of its entry in them."""
+    expect_compiler()
     bounds = (kernel.threads, kernel.min_blocks) if kernel.min_blocks else (kernel.threads,)
     library, _ = _compile_pyfunc_with_fixup(
         kernel.function,

@@ -47,6 +47,7 @@ def compile_together(
 
     Raises:
         InvariantError: a kernel does not compile, or a process has died.
+        DeviceUnavailable: the compiler does not load.
     """
     groups: dict[int, list[int]] = {}
     for index, (kernel, _) in enumerate(jobs):

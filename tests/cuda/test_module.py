@@ -1,6 +1,8 @@
 import dataclasses
+import importlib
 import multiprocessing
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from numba import cuda, float32, uint32, uint64
 
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.main import main
 from ninfer.cuda import driver, ptx, translation
 from ninfer.cuda import module as kernel_module
 from ninfer.cuda.device_code import device_function
@@ -351,3 +355,40 @@ def test_more_shared_memory_than_a_block_has_is_a_complaint(target: str) -> None
     assert complaints(kernel_with(1, most - static), figures, target) == []
     (found,) = complaints(kernel_with(1, most - static + 1), figures, target)
     assert f"a block has {most}" in found
+
+
+@pytest.fixture
+def _misfit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Behave like numba-cuda 0.30 beside NumPy 2.5, of which it misses a function."""
+
+    imported = importlib.import_module
+
+    def refuse(name: str) -> Any:
+        if name.startswith("numba.cuda"):
+            raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+        return imported(name)
+
+    translation.expect_compiler.cache_clear()
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    monkeypatch.setattr(translation, "version", lambda name: f"of-{name}")
+    yield
+    translation.expect_compiler.cache_clear()
+
+
+@pytest.mark.usefixtures("_misfit")
+def test_compiler_that_does_not_load_beside_numpy_names_both_and_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailable) as refused:
+        KernelCache(tmp_path).compiled(make_kernel(77, name="misfit"), "sm_90")
+
+    for part in ("numba-cuda of-numba-cuda", "NumPy of-numpy", "row_stack", "ninfer[cuda]"):
+        assert part in str(refused.value)
+
+
+@pytest.mark.usefixtures("_misfit")
+def test_command_that_compiles_says_that_the_compiler_does_not_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["compile", "--model-id", "qwen3.5-0.8b", "--output", str(tmp_path / "kernels")])
+
+    assert code is ExitCode.DEVICE
+    assert "error: numba-cuda of-numba-cuda compiles nothing" in capsys.readouterr().err
