@@ -239,9 +239,9 @@ def _chunk(prefill: Any, columns: int, context: int) -> Callable[[], None]:
     from ninfer.models.qwen_hybrid import text
     from ninfer.models.qwen_hybrid.activations import carve_activations
 
-    first = context - columns
+    model, first = prefill._model, context - columns
     axis = range(first, context)
-    tokens = [(7919 * place) % (prefill._model.geometry.vocab_rows // 2) for place in axis]
+    tokens = [(7919 * place) % (model.geometry.vocab_rows // 2) for place in axis]
     stream = prefill._ctx.stream
     inputs = prefill._io.upload_prefill(
         stream, PrefillChunk(tokens, first, (axis, axis, axis), 0, 0, fold=0)
@@ -251,8 +251,8 @@ def _chunk(prefill: Any, columns: int, context: int) -> Callable[[], None]:
 
     def enqueue() -> None:
         ctx = prefill._ctx
-        activations = carve_activations(ctx, prefill._model.geometry, columns, storage)
-        text.prefill_columns(ctx, prefill._model, inputs.columns, activations)
+        activations = carve_activations(ctx, model.geometry, model.weights, columns, storage)
+        text.prefill_columns(ctx, model, inputs.columns, activations)
 
     return enqueue
 

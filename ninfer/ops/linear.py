@@ -111,6 +111,11 @@ def project_all(
     ctx.kernels.linear.project_all(ctx.stream, x, products)
 
 
+def gates_at_once(ctx: OpContext, num_columns: int, gate_up: Matrix) -> bool:
+    """Whether `project_gated` of so many columns leaves ``between`` alone."""
+    return bool(ctx.kernels.linear.gates_at_once(ctx.stream, num_columns, gate_up))
+
+
 def project_gated(
     ctx: OpContext, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
 ) -> None:
@@ -120,7 +125,8 @@ def project_gated(
         ctx: where to run.
         x: T columns of K features.
         gate_up: [2I, K], the rows of the gates first.
-        between: [T, 2I] activation type, for products on their way; a device may leave it alone.
+        between: [T, 2I] activation type, for products on their way; it may have no rows where
+            `gates_at_once`.
         out: T columns of I features, written whole.
 
     Raises:
@@ -134,6 +140,8 @@ def project_gated(
         shape == (out.num_columns, 2 * out.width),
         f"out: [{out.num_columns}, {out.width}] of products {list(shape)}",
     )
+    if between.shape[0] == 0 and gates_at_once(ctx, x.num_columns, gate_up):
+        shape = 0, gate_up.num_rows
     expect("between", between, shape, ctx.device.activation_dtype)
     ctx.kernels.linear.project_gated(ctx.stream, x, gate_up, between, out)
 

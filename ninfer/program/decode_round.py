@@ -66,7 +66,7 @@ class DecodeRound:
         self.clock: Final = RoundClock()
         self._newest: ChosenTokens | None = None
         self._activations: Final[tuple[TextActivations, ...]] = tuple(
-            carve_activations(ctx, model.geometry, rows, workspace)
+            carve_activations(ctx, model.geometry, model.weights, rows, workspace)
             for rows in range(1, max_rows + 1)
         )
         self._warm_up()

@@ -123,9 +123,9 @@ class Prefill:
         return stream.end_capture()
 
     def _enqueue(self, columns: TextColumns, count: int, part: int) -> None:
-        ctx, geometry = self._ctx, self._model.geometry
-        activations = carve_activations(ctx, geometry, count, self._workspace)
-        text.prefill_columns(ctx, self._model, columns, activations, self._parts(count)[part])
+        ctx, model = self._ctx, self._model
+        activations = carve_activations(ctx, model.geometry, model.weights, count, self._workspace)
+        text.prefill_columns(ctx, model, columns, activations, self._parts(count)[part])
 
     def _parts(self, num_columns: int) -> tuple[range, ...]:
         return part_layers(len(self._model.weights.layers), num_columns)

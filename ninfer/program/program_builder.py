@@ -10,6 +10,7 @@ in reverse order when the Program closes, or at once when start-up fails.
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ninfer.artifact.reader import ArtifactReader
@@ -97,7 +98,7 @@ def build_program(
         builder = _Builder(config, bound, device, stack, timeline)
         weights = builder.load(reader, progress)
         timeline.note("weights")
-        plan = builder.plan()
+        plan = builder.plan(weights)
         parts = builder.assemble(weights, plan)
         return ModelProgram(parts, plan, stack.pop_all())
 
@@ -149,10 +150,11 @@ class _Builder:
                 loaded = load_weights(self._ctx, reader, objects, arena, progress)
         return text_weights(self._bound, loaded.matrices, loaded.tensors)
 
-    def plan(self) -> MemoryPlan:
+    def plan(self, weights: TextWeights) -> MemoryPlan:
         """Size chunks and every arena from what is free beside the weights."""
         sizes = chunk_sizes(self._config, self._device.prefill_columns)
-        return plan_chunks(self._config, sizes, self._demand, self._device.free_bytes())
+        demand = partial(self._demand, weights)
+        return plan_chunks(self._config, sizes, demand, self._device.free_bytes())
 
     def assemble(self, weights: TextWeights, plan: MemoryPlan) -> GenerationParts | ScoringWindow:
         """Allocate everything else and compose the parts of the purpose."""
@@ -187,18 +189,18 @@ class _Builder:
     def _extents(self, chunk: int) -> _Extents:
         return _extents(self._config, self._bound, self._device, chunk)
 
-    def _demand(self, chunk: int) -> MemoryDemand:
+    def _demand(self, weights: TextWeights, chunk: int) -> MemoryDemand:
         extents, geometry, config = self._extents(chunk), self._bound.geometry, self._config
         act = self._device.activation_dtype
         activations = Region(
             _ACTIVATIONS,
-            activation_bytes(self._ctx, geometry, extents.max_columns),
+            activation_bytes(self._ctx, geometry, weights, extents.max_columns),
             frozenset({Phase.PREFILL, Phase.SCORING}),
         )
         # A round may run between two parts of a chunk, so that it has activations of its own.
         of_rounds = Region(
             _ROUND_ACTIVATIONS,
-            activation_bytes(self._ctx, geometry, config.max_concurrency),
+            activation_bytes(self._ctx, geometry, weights, config.max_concurrency),
             frozenset({Phase.PREFILL, Phase.DECODE}),
         )
         rows = f"up to {extents.round.max_rows} rows and {extents.max_columns} columns"

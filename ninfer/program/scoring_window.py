@@ -167,12 +167,15 @@ class ScoringWindow:
             ctx.stream,
             PrefillChunk(tokens[first:stop], first, (plain, plain, plain), _ROW, _SLOT, fold=0),
         )
-        activations = carve_activations(ctx, self._model.geometry, stop - first, self._workspace)
-        text.prefill_columns(ctx, self._model, inputs.columns, activations)
+        model = self._model
+        activations = carve_activations(
+            ctx, model.geometry, model.weights, stop - first, self._workspace
+        )
+        text.prefill_columns(ctx, model, inputs.columns, activations)
         for block in range(first, stop, HEAD_ROWS):
             count = min(HEAD_ROWS, stop - block)
             logits = staging.logits.rows(0, count)
-            text.output_logits(ctx, self._model, activations, logits, block - first)
+            text.output_logits(ctx, model, activations, logits, block - first)
             sampling.score(
                 ctx,
                 logits,

@@ -27,7 +27,7 @@ class Launches:
     counters = Tensor(0, DType.U32, (4096,))
 
     def __init__(self, has_warpgroups: bool, scratch_bytes: int = 384 << 20) -> None:
-        self.has_warpgroups = has_warpgroups
+        self.has_warpgroups = self.has_clusters = has_warpgroups
         self.scratch = Tensor(SCRATCH, DType.U8, (scratch_bytes,))
         self.names: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
@@ -107,6 +107,31 @@ def test_products_read_an_image_where_it_lies() -> None:
     linear.project_all(stream, x, products)
 
     assert [arguments[1] for arguments in stream.arguments] == [x.storage.address] * 2
+
+
+@pytest.mark.parametrize("has_warpgroups", [False, True])
+@pytest.mark.parametrize("count", [1, 8, 9, FEW, MANY, 4096])
+@pytest.mark.parametrize("rows", [512, 64])  # 64: features of half a block
+def test_products_that_are_gated_at_once_leave_what_is_between_alone(
+    count: int, has_warpgroups: bool, rows: int
+) -> None:
+    stream: Any = Launches(has_warpgroups)
+    x, weight, out = columns(count, 256), matrix(rows, 256), columns(count, rows // 2)
+    between = Tensor(1 << 50, DType.BF16, (count, rows))
+
+    linear.project_gated(stream, x, weight, between, out)
+
+    is_written = any(between.address in arguments for arguments in stream.arguments)
+    assert is_written != linear.gates_at_once(stream, count, weight)
+    assert is_written == any("swiglu" in name for name in stream.names)
+
+
+def test_many_columns_are_gated_at_once_on_a_card_with_warpgroups() -> None:
+    stream: Any = Launches(True)
+
+    found = [linear.gates_at_once(stream, count, matrix(512, 256)) for count in (MANY, 4096)]
+
+    assert found == [True, True]
 
 
 def experts(stream: Any, count: int, hidden: int, width: int) -> LinearInput:

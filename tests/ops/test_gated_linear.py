@@ -39,6 +39,7 @@ def test_gated_products_are_products_and_their_gating(
         ((2, 65), 6, (2, 6), DType.F32, (2, 3)),
         ((2, 64), 5, (2, 5), DType.F32, (2, 3)),
         ((2, 64), 6, (2, 3), DType.F32, (2, 3)),
+        ((2, 64), 6, (0, 6), DType.F32, (2, 3)),  # the host stores products
         ((2, 64), 6, (2, 6), DType.BF16, (2, 3)),
         ((2, 64), 6, (2, 6), DType.F32, (2, 6)),
         ((2, 64), 6, (2, 6), DType.F32, (3, 3)),

@@ -47,7 +47,8 @@ class TextBench:
         objects = resident_objects(bound, frozenset({ObjectGroup.TEXT}))
         weights = self.device.arena("weights", weight_bytes(self.ctx, objects))
         loaded = load_weights(self.ctx, reader, objects, weights)
-        work_bytes = activation_bytes(self.ctx, self.geometry, MAX_TOKENS)
+        views = text_weights(bound, loaded.matrices, loaded.tensors)
+        work_bytes = activation_bytes(self.ctx, self.geometry, views, MAX_TOKENS)
         pages = MAX_TOKENS // 64
         logit_bytes = 4 * MAX_TOKENS * self.geometry.vocab_rows
         state_bytes = sum(
@@ -67,7 +68,6 @@ class TextBench:
         self._workspace = arena.take((work_bytes,), DType.U8)
         self._logits = arena.take((MAX_TOKENS, self.geometry.vocab_rows), DType.F32)
         self._inputs = arena.take((8 * MAX_TOKENS,), DType.I32)
-        views = text_weights(bound, loaded.matrices, loaded.tensors)
         self.model = TextModel(self.geometry, views, TextCaches(self.kv.layers, self.state.layers))
         self.reset()
 
@@ -119,7 +119,9 @@ class TextBench:
             slots=self._put(3, [0]),
             fold=self._put(4, [self.fold]),
         )
-        activations = carve_activations(self.ctx, self.geometry, count, self._workspace)
+        activations = carve_activations(
+            self.ctx, self.geometry, self.model.weights, count, self._workspace
+        )
         host_array(self._workspace)[:] = 0xFF  # NaN in every float
         schedule(self.ctx, model, columns, activations)
         residual = host_array(activations.residual).copy()

@@ -8,7 +8,7 @@ the last rows of a weight are a launch of their own. No bit depends on any of it
 """
 
 from collections import Counter
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from ninfer.kernels.cuda.coded_output import Ending
@@ -99,6 +99,7 @@ def tiles_of(format: TensorFormat, columns: int) -> Coded:
     return Coded(format, columns, stages, band)
 
 
+@cache
 def shapes_for(format: TensorFormat, ending: Ending) -> tuple[Coded, ...]:
     """Shapes of tiles that there are kernels for, the largest first."""
     widths: tuple[int, ...] = (256, 128, NARROWEST)

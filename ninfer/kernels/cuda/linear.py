@@ -97,11 +97,16 @@ def project(
     _multiply(stream, x, weight, out, first_column, _stored(out))
 
 
+def gates_at_once(stream: CudaStream, num_columns: int, gate_up: Matrix) -> bool:
+    """Whether the kernel that multiplies so many columns ends in SwiGLU."""
+    return is_image(num_columns, stream.has_warpgroups) and coded_linear.is_gateable(gate_up)
+
+
 def project_gated(
     stream: CudaStream, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
 ) -> None:
     """Write ``silu(gate . x) * (up . x)``, in the kernel that multiplies where it can."""
-    if is_image(x.num_columns, stream.has_warpgroups) and coded_linear.is_gateable(gate_up):
+    if gates_at_once(stream, x.num_columns, gate_up):
         coded_linear.multiply_gated(stream, x, gate_up, out)
         return
     project(stream, x, gate_up, between, 0)

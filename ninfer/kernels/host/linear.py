@@ -66,6 +66,11 @@ def project_all(
         project(stream, x, weight, out, first_column)
 
 
+def gates_at_once(stream: HostStream, num_columns: int, gate_up: Matrix) -> bool:
+    """Never: products are stored before they are gated."""
+    return False
+
+
 def project_gated(
     stream: HostStream, x: LinearInput, gate_up: Matrix, between: Tensor, out: LinearInput
 ) -> None:

@@ -9,16 +9,18 @@ region of the storage:
                         | ffn:        gate_up, hidden, (MoE) router, ... |
 
 Nothing here allocates: storage is handed in, and the same storage serves every number of columns up
-to the one it was sized for. What the columns mean is the schedule's business.
+to the one it was sized for. Gates and ups have bytes only for so many columns as the device does
+not gate at once. What the columns mean is the schedule's business.
 """
 
 from dataclasses import dataclass
 
 from ninfer.device import ALIGNMENT
 from ninfer.models.package import DenseGeometry, Geometry, MoeGeometry
+from ninfer.models.qwen_hybrid.weights import DenseFfn, TextWeights
 from ninfer.ops import linear
 from ninfer.ops.context import OpContext
-from ninfer.tensor import DType, LinearInput, Shape, Tensor
+from ninfer.tensor import DType, LinearInput, Matrix, Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class DenseActivations:
     """FFN phase of a dense layer.
 
     Attributes:
-        gate_up: [T, 2I], gate, then up, where they are needed between two kernels.
+        gate_up: [T, 2I], gate, then up; no rows where every layer gates at once.
         hidden: [T, I], input of the down projection.
     """
 
@@ -102,13 +104,14 @@ class TextActivations:
 
 
 def carve_activations(
-    ctx: OpContext, geometry: Geometry, num_columns: int, storage: Tensor
+    ctx: OpContext, geometry: Geometry, weights: TextWeights, num_columns: int, storage: Tensor
 ) -> TextActivations:
     """Lay the activations of ``num_columns`` columns out in ``storage``.
 
     Args:
         ctx: device whose activation type and linear inputs are meant.
         geometry: dimensions of the model.
+        weights: its weights; what is needed between two kernels depends on theirs.
         num_columns: T, at least 1.
         storage: flat U8 of at least `activation_bytes` for T; the views point into it.
 
@@ -116,14 +119,24 @@ def carve_activations(
         ShapeError: the storage is too small.
     """
     carver = _Carver(storage)
-    return _lay_out(ctx, geometry, num_columns, carver)
+    return _lay_out(ctx, geometry, _gate_ups(weights), num_columns, carver)
 
 
-def activation_bytes(ctx: OpContext, geometry: Geometry, num_columns: int) -> int:
-    """Bytes of storage that `carve_activations` needs for ``num_columns`` columns."""
-    carver = _Carver(None)
-    _lay_out(ctx, geometry, num_columns, carver)
-    return carver.high_water
+def activation_bytes(
+    ctx: OpContext, geometry: Geometry, weights: TextWeights, num_columns: int
+) -> int:
+    """Bytes of storage that `carve_activations` needs for up to ``num_columns`` columns."""
+    gate_ups = _gate_ups(weights)
+    # What fewer columns need between two kernels may be more than all that more columns need.
+    most_between = next(
+        (t for t in range(num_columns, 0, -1) if not _gate_at_once(ctx, gate_ups, t)), num_columns
+    )
+    nbytes = 0
+    for count in (num_columns, most_between):
+        carver = _Carver(None)
+        _lay_out(ctx, geometry, gate_ups, count, carver)
+        nbytes = max(nbytes, carver.high_water)
+    return nbytes
 
 
 class _Carver:
@@ -152,7 +165,24 @@ class _Carver:
         return self._storage.rows(first, nbytes).address
 
 
-def _lay_out(ctx: OpContext, geometry: Geometry, t: int, carver: _Carver) -> TextActivations:
+def _gate_ups(weights: TextWeights) -> tuple[Matrix, ...]:
+    """Matrices of gates and ups of dense layers, one of each kind."""
+    found = {}
+    for layer in weights.layers:
+        if isinstance(layer.ffn, DenseFfn):
+            one = layer.ffn.gate_up
+            kind = one.format, one.parent_rows, one.num_columns, one.first_row, one.num_rows
+            found[kind] = one
+    return tuple(found.values())
+
+
+def _gate_at_once(ctx: OpContext, gate_ups: tuple[Matrix, ...], num_columns: int) -> bool:
+    return all(linear.gates_at_once(ctx, num_columns, one) for one in gate_ups)
+
+
+def _lay_out(
+    ctx: OpContext, geometry: Geometry, gate_ups: tuple[Matrix, ...], t: int, carver: _Carver
+) -> TextActivations:
     act = ctx.device.activation_dtype
     residual = carver.take(act, t, geometry.hidden)
     normed = carver.take_input(ctx, t, geometry.hidden)
@@ -174,7 +204,9 @@ def _lay_out(ctx: OpContext, geometry: Geometry, t: int, carver: _Carver) -> Tex
     ffn: DenseActivations | MoeActivations
     match geometry.mlp:
         case DenseGeometry(intermediate=width):
-            ffn = DenseActivations(carver.take(act, t, 2 * width), carver.take_input(ctx, t, width))
+            between = 0 if _gate_at_once(ctx, gate_ups, t) else t
+            gate_up = carver.take(act, between, 2 * width)
+            ffn = DenseActivations(gate_up, carver.take_input(ctx, t, width))
         case MoeGeometry() as moe:
             ffn = MoeActivations(
                 carver.take(DType.F32, t, moe.num_experts + 1),
