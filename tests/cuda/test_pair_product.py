@@ -41,7 +41,7 @@ from ninfer.kernels.cuda.skinny_shape import PARTS
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.tensor import TensorFormat
-from ninfer.tensor_formats import bf16_to_f32
+from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.cuda.test_few_product import simulate as simulate_few
 from tests.support.cluster_simulator import ClusterSimulator
 from tests.support.oracles.linear import random_payload, weight_values
@@ -155,9 +155,19 @@ def test_products_are_added_to_what_is_there() -> None:
     added = simulate(view, words, Output.ADD, before)
 
     (product,) = simulate_few([view], words, 1)
-    exact = (product + bf16_to_f32(before)).view(np.uint32).astype(np.uint64)
-    rounded = (exact + 0x7FFF + ((exact >> 16) & 1)) >> 16
-    np.testing.assert_array_equal(added, rounded.astype(np.uint16))
+    np.testing.assert_array_equal(added, f32_to_bf16(product + bf16_to_f32(before)))
+
+
+@pytest.mark.parametrize("is_last_ahead", [False, True])
+def test_products_are_rounded_where_what_is_written_is_bf16(is_last_ahead: bool) -> None:
+    rng = np.random.default_rng(8)
+    words = bf16_words(rng.standard_normal((5, 1280)).astype(np.float32))
+    view = View(Q5, random_payload(rng, Q5, 90, 1280), 90, slice(3, 88))
+
+    stored = simulate(view, words, Output.BF16, is_last_ahead=is_last_ahead)
+
+    (product,) = simulate_few([view], words, 1)
+    np.testing.assert_array_equal(stored, f32_to_bf16(product))
 
 
 @given(st.integers(1, 2000), st.integers(1, 200))
