@@ -12,6 +12,7 @@ nox.options.default_venv_backend = "none"
 nox.options.sessions = ["check"]
 
 PYTHON = "python"
+_NO_TESTS = 5  # what pytest ends with where none is chosen
 
 
 @nox.session
@@ -89,8 +90,15 @@ def compile_all(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Tests that need a CUDA device."""
-    session.run(PYTHON, "-m", "pytest", "-q", "-m", "gpu", *session.posargs)
+    """Tests that need a CUDA device: eight processes, then those that need it for themselves.
+
+    ``nox -s gpu -- -n 2 tests/ops`` has fewer processes, and tests of one folder.
+    """
+    together = ("-m", "gpu and not alone", "-n", "8", *session.posargs)
+    alone = ("-m", "gpu and alone", *session.posargs, "-n", "0")
+    for arguments in (together, alone):
+        # Arguments may choose tests of one kind only: none of the other is no failure.
+        session.run(PYTHON, "-m", "pytest", "-q", *arguments, success_codes=(0, _NO_TESTS))
 
 
 @nox.session

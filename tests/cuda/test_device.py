@@ -55,6 +55,7 @@ def test_views_are_aligned_and_the_arena_says_when_it_is_full() -> None:
         arena.take((1,), DType.U8)
 
 
+@pytest.mark.alone
 def test_closed_arena_gives_its_bytes_back() -> None:
     device = cuda_device()
     before = device.free_bytes()

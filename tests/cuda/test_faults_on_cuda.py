@@ -45,6 +45,7 @@ def test_a_command_whose_device_fails_ends_with_1_and_says_why(kind: str, device
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["full-start", "full-stream"])
 def test_a_start_without_memory_ends_with_4_and_names_the_missing_bytes(kind: str) -> None:
     ended = run(kind, "0", "--command")
