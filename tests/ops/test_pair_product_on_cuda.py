@@ -15,7 +15,7 @@ from ninfer.kernels.cuda.pair_product import launch_pairs
 from ninfer.kernels.cuda.pair_shape import PAIR_TILES, has_room
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import RowProduct
-from ninfer.tensor import LinearInput, TensorFormat
+from ninfer.tensor import DType, LinearInput, TensorFormat
 from ninfer.tensor_formats import f32_to_bf16
 from tests.ops.test_linear_on_devices import columns, exact_and_bound
 from tests.support.cuda_bench import CudaBench
@@ -23,6 +23,7 @@ from tests.support.oracles.linear import random_payload
 
 pytestmark = pytest.mark.gpu
 Q5 = TensorFormat.Q5
+UNTOUCHED = 0xFFFF  # what outputs are poisoned with
 
 
 class SmallCard:
@@ -106,6 +107,28 @@ def test_a_long_weight_of_few_row_tiles_is_shared_out(
 
     assert card.launched[0].startswith("pair") == is_paired
     assert len(card.launched) == 1
+
+
+@pytest.mark.parametrize(("num_columns", "width"), [(1, 1300), (8, 640), (7, 17408)])
+def test_products_are_rounded_where_what_is_written_is_bf16(num_columns: int, width: int) -> None:
+    rows, x = 149, columns(4, num_columns, width)
+    payload = random_payload(np.random.default_rng(width), Q5, rows, width)
+    with CudaBench() as bench:
+        expect_pairs(bench, width)
+        view = bench.matrix(Q5, payload, rows, width).rows(5, rows - 5)
+        block, shape = bench.in_columns(x), (num_columns, rows + 3)
+        stored, exact = bench.out(shape, DType.BF16), bench.out(shape)
+        stream: Any = bench.stream
+
+        launch_pairs(stream, block, RowProduct.of(view, stored, 2, Output.BF16))
+        launch_blocks(stream, block, RowProduct.of(view, exact, 2, Output.F32))
+
+        bench.check()
+        got, products = bench.read_tensor(stored), bench.read_tensor(exact)
+
+    np.testing.assert_array_equal(got[:, 2 : rows - 3], f32_to_bf16(products[:, 2 : rows - 3]))
+    assert np.all(got[:, :2] == UNTOUCHED)
+    assert np.all(got[:, rows - 3 :] == UNTOUCHED)
 
 
 @pytest.mark.parametrize("num_columns", [1, 8])
