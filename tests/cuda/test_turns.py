@@ -1,4 +1,4 @@
-"""Threads of simulated blocks: one at a time, the one that can go on latest, none for ever."""
+"""Threads of simulated blocks: one at a time, the first or the last that can, none for ever."""
 
 import pytest
 
@@ -34,6 +34,25 @@ def test_who_meets_a_few_gets_ahead_of_the_others() -> None:
     turns.run(body)
 
     assert done == [0] * 6 + [1] * 6
+
+
+def test_who_could_go_on_before_others_met_is_still_the_first() -> None:
+    turns, done, queue = Turns(3, FORWARDS), list[int](), list[int]()
+    pair = turns.meeting(2)
+
+    def body(number: int) -> None:
+        if number == 0:
+            turns.wait(queue)
+        else:
+            if number == 2:
+                turns.wake(queue)
+            pair.wait()
+            pair.wait()
+        done.append(number)
+
+    turns.run(body)
+
+    assert done == [0, 1, 2]
 
 
 def test_everybody_gets_what_is_made_once_of_what_all_have_brought() -> None:

@@ -1,14 +1,15 @@
-"""Threads that take turns: one runs until it has to wait for others, then the one that can latest.
+"""Threads that take turns: one runs until it has to wait for others, then the first that can.
 
-So that a simulated block does the same in every run, that the first threads or the last are as far
-ahead of others as what they wait for allows, and that a wait without an end is found at once. Not
-known here: what threads do.
+Or the last that can. So that a simulated block does the same in every run, that the first threads
+or the last are as far ahead of others as what they wait for allows, and that a wait without an end
+is found at once. Not known here: what threads do.
 """
 
+import heapq
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +31,10 @@ class Turns:
         self.count, self.current = count, 0
         if is_last_ahead is None:
             is_last_ahead = zlib.crc32(name.encode()) % 2 == 1
-        self._step = 1 if is_last_ahead else -1
+        self._step = -1 if is_last_ahead else 1
         self._locks = [threading.Lock() for _ in range(count)]
-        self._ready = list(range(count))[:: self._step]
+        self._ready = [self._step * number for number in range(count)]
+        heapq.heapify(self._ready)
         self._waiting: set[int] = set()
         self._failures: list[BaseException] = []
 
@@ -76,8 +78,7 @@ class Turns:
     def wake(self, queue: list[int]) -> None:
         """Let the threads of a queue run, each when it is its turn."""
         self._expect_no_failure()
-        self._ready.extend(sorted(queue)[:: self._step])
-        self._waiting.difference_update(queue)
+        self._let(queue)
         queue.clear()
 
     def meeting(self, count: int) -> "Meeting":
@@ -96,12 +97,17 @@ class Turns:
         if self._waiting and not self._ready:
             self._fail(StuckError(f"{len(self._waiting)} threads wait for ever"))
         if self._ready:
-            self._locks[self._ready.pop()].release()
+            self._locks[self._step * heapq.heappop(self._ready)].release()
+
+    def _let(self, numbers: Iterable[int]) -> None:
+        """These threads wait no longer."""
+        for number in list(numbers):
+            heapq.heappush(self._ready, self._step * number)
+            self._waiting.discard(number)
 
     def _fail(self, failure: BaseException) -> None:
         self._failures.append(failure)
-        self._ready.extend(sorted(self._waiting))
-        self._waiting.clear()
+        self._let(self._waiting)
 
 
 @contextmanager
