@@ -55,23 +55,21 @@ every_chunk = pytest.mark.parametrize(
 )
 
 
-NUM_HEADS = 2
-
-
 class Chunk:
-    """One sequence of one key head, and a chunk of queries of two heads, in one memory."""
+    """One sequence of one key head, and a chunk of queries of some heads, in one memory."""
 
-    def __init__(self, first: int, stop: int, dtype: DType) -> None:
+    def __init__(self, first: int, stop: int, dtype: DType, num_heads: int = 2) -> None:
+        self.num_heads = num_heads
         self.first, self.stop, self.count = first, stop, stop - first
         self.content = make_content(dtype, 1, HEAD_DIM, [stop])
         rng, count = np.random.default_rng(0), self.count
-        numbers = rng.normal(0, 1, (count, NUM_HEADS, HEAD_DIM)).astype(np.float32)
+        numbers = rng.normal(0, 1, (count, self.num_heads, HEAD_DIM)).astype(np.float32)
         self.queries = f32_to_bf16(numbers)
-        gates = rng.normal(0, 2, (count, NUM_HEADS * HEAD_DIM)).astype(np.float32)
+        gates = rng.normal(0, 2, (count, self.num_heads * HEAD_DIM)).astype(np.float32)
         self.gates = f32_to_bf16(gates)
-        projected = np.full((count, 2 * (NUM_HEADS + 1) * HEAD_DIM), 0xFFFF, np.uint16)
-        projected[:, (NUM_HEADS + 1) * HEAD_DIM : -HEAD_DIM] = self.gates
-        self.width = NUM_HEADS * HEAD_DIM
+        projected = np.full((count, 2 * (self.num_heads + 1) * HEAD_DIM), 0xFFFF, np.uint16)
+        projected[:, (self.num_heads + 1) * HEAD_DIM : -HEAD_DIM] = self.gates
+        self.width = self.num_heads * HEAD_DIM
         names = ("keys", "values", "key_scales", "value_scales")
         self.planes = dict(zip(names, self.content.planes, strict=False))
         pages = -(-stop // 64)
@@ -93,16 +91,26 @@ class Chunk:
     def addresses(self, *names: str) -> list[Any]:
         return [np.uint64(self.at[name]) for name in names]
 
-    def attend(self, kernel: Kernel, planes: tuple[str, ...], table: str, limit: int) -> Any:
+    def attend(
+        self,
+        kernel: Kernel,
+        planes: tuple[str, ...],
+        table: str,
+        limit: int,
+        is_last_ahead: bool | None = None,
+    ) -> Any:
         """Run a kernel; its output [T, heads * D] as bf16 words."""
         self.views["out"][...] = 0xFF
         operands = ("queries", "projected", *planes, table, "rows", "positions", "out")
         sums = self.at["out"] + fragments.fragment_bytes(self.count, self.width)
-        extents = (self.count, NUM_HEADS, 1, self.content.table.shape[1], self.width, limit)
+        extents = (self.count, self.num_heads, 1, self.content.table.shape[1], self.width, limit)
         numbers = [np.uint64(sums), *(np.int32(extent) for extent in extents)]
         factor = np.float32(HEAD_DIM**-0.5 * math.log2(math.e))
         arguments: list[Any] = [*self.addresses(*operands), *numbers, factor]
-        launch(MODULES, self.octets, kernel, (1, NUM_HEADS, 1), arguments)
+        launch(
+            MODULES, self.octets, kernel, (1, self.num_heads, 1), arguments,
+            is_last_ahead=is_last_ahead,
+        )  # fmt: skip
         out, extent = self.views["out"], (self.count, self.width)
         if kernel.name.endswith("_image"):
             return words_of(out, *extent)
@@ -127,6 +135,16 @@ class Chunk:
         )
         error = np.linalg.norm(bf16_to_f32(words) - exact, axis=1)
         return float((error / np.linalg.norm(exact, axis=1)).max())
+
+
+@pytest.mark.parametrize("is_last_ahead", [False, True])
+def test_pages_go_through_their_slots_whichever_warpgroup_is_ahead(is_last_ahead: bool) -> None:
+    chunk = Chunk(253, 256, DType.BF16, num_heads=1)
+    operands = ("keys", "values"), "table", chunk.stop
+
+    words = chunk.attend(make_wide_prefill(True), *operands, is_last_ahead)
+
+    assert chunk.error(words) <= 2.0**-7
 
 
 @pytest.mark.slow

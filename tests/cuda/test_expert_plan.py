@@ -30,7 +30,8 @@ def plan_of(choices: Choices, num_experts: int, columns: int) -> tuple[Choices, 
     arguments: list[Any] = [np.uint64(at[name]) for name in ("experts", "plan", "order")]
     arguments += [np.int32(extent) for extent in (choices.size, entries, columns)]
     grid = plan_grid(choices.size, num_experts)
-    simulator.launch((expert_plan,), octets, make_plan(num_experts), grid, arguments)
+    kernel = make_plan(num_experts)
+    simulator.launch((expert_plan,), octets, kernel, grid, arguments, keeps_back=True)
     return views["plan"].view(np.int32), views["order"].view(np.int32)
 
 

@@ -93,7 +93,7 @@ def intrinsics(block: Any, shared: int) -> SimpleNamespace:
         multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
         permute_bytes=permute_bytes,
         multiply_add_bf16x2=multiply_add_pair,
-        release_successor=lambda: None,
+        release_successor=block.release_successor,
         wait_for_predecessor=lambda: None,
     )
 

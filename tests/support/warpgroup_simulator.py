@@ -51,15 +51,23 @@ class _Barrier:
 class _Block:
     """One block: its shared memory, barriers and threads."""
 
-    def __init__(self, world: Octets, kernel: Kernel, index: Extent, blocks: Extent) -> None:
+    def __init__(
+        self,
+        world: Octets,
+        kernel: Kernel,
+        index: Extent,
+        blocks: Extent,
+        is_last_ahead: bool | None,
+    ) -> None:
         self.world, self.kernel, self.index, self.blocks = world, kernel, index, blocks
         self.shared = np.full(kernel.dynamic_shared_bytes, 0xFF, np.uint8)
-        self.turns = Turns(kernel.threads, f"{kernel.name} {index}")
+        self.turns = Turns(kernel.threads, f"{kernel.name} {index}", is_last_ahead)
         self.barriers: dict[int, _Barrier] = {}
         self.everybody = self.turns.meeting(kernel.threads)
         self.warps = [self.turns.meeting(32) for _ in range(kernel.threads // 32)]
         self.groups = [self.turns.meeting(128) for _ in range(-(-kernel.threads // 128))]
         self.copies: list[list[list[Copy]]] = [[[]] for _ in range(kernel.threads)]
+        self.keeps_back, self.is_released = False, False
 
     # Memory.
 
@@ -79,7 +87,12 @@ class _Block:
 
     def store(self, address: Any, values: Sequence[Any], dtype: Any) -> None:
         wide = np.array(values, dtype)
+        assert not (self.keeps_back and self.is_released and int(address) >= GLOBAL)
         self.octets(address, wide.nbytes)[...] = wide.view(np.uint8)
+
+    def release_successor(self) -> None:
+        """The successor may start, which sees what has been written."""
+        self.is_released = True
 
     # Barriers.
 
@@ -332,10 +345,24 @@ def launch(
     kernel: Kernel,
     grid: tuple[int, int, int],
     args: Sequence[int],
+    *,
+    is_last_ahead: bool | None = None,
+    keeps_back: bool = False,
 ) -> None:
-    """Run a kernel of given modules over one global memory."""
+    """Run a kernel over one global memory.
+
+    Args:
+        modules: where the kernel and its device functions are written.
+        octets: the memory.
+        kernel: what is run.
+        grid: blocks, which run one after another.
+        args: of the kernel.
+        is_last_ahead: which threads of every block get ahead; the block's name says it when None.
+        keeps_back: the kernel promises that its successor starts when all results are written.
+    """
     for y in range(grid[1]):
         for x in range(grid[0]):
-            block = _Block(octets, kernel, (x, y), grid[:2])
+            block = _Block(octets, kernel, (x, y), grid[:2], is_last_ahead)
+            block.keeps_back = keeps_back
             with _patched(block, modules):
                 block.run(args)
