@@ -5,7 +5,7 @@ means, and fills the cache. Needs no device and no artifact, but the compiler, w
 dependency: importing this module without it fails.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -123,18 +123,26 @@ def declared_kernels(
     """
     kernels: dict[str, Kernel] = {}
     for model_id in model_ids() if models is None else models:
-        shapes = replace(
-            kernel_shapes(model_id),
-            block_shared_bytes=BLOCK_SHARED[target],
-            has_warpgroups=target == WARPGROUP_TARGET,
-            has_clusters=has_clusters(target),
-        )
-        for family in table.__all__:
-            module: ModuleType = getattr(table, family)
-            for kernel in module.declared(shapes):
-                if suits(kernel, target):
-                    kernels.setdefault(kernel.name, kernel)
+        for kernel in _declared(kernel_shapes(model_id), target):
+            kernels.setdefault(kernel.name, kernel)
     return tuple(kernels[name] for name in sorted(kernels))
+
+
+def kernels_of_geometry(geometry: Geometry, target: str = DEFAULT_TARGET) -> tuple[Kernel, ...]:
+    """Kernels that a model of any dimensions uses on a target."""
+    return tuple(_declared(shapes_of(geometry), target))
+
+
+def _declared(shapes: KernelShapes, target: str) -> Iterator[Kernel]:
+    shapes = replace(
+        shapes,
+        block_shared_bytes=BLOCK_SHARED[target],
+        has_warpgroups=target == WARPGROUP_TARGET,
+        has_clusters=has_clusters(target),
+    )
+    for family in table.__all__:
+        module: ModuleType = getattr(table, family)
+        yield from (kernel for kernel in module.declared(shapes) if suits(kernel, target))
 
 
 def kind_of(name: str) -> str:

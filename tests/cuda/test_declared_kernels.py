@@ -14,6 +14,7 @@ from ninfer.compilation import (
     compile_kernels,
     declared_kernels,
     kernel_shapes,
+    kernels_of_geometry,
     kind_of,
     one_geometry,
 )
@@ -25,7 +26,7 @@ from ninfer.kernels.cuda.choice_kernels import MAX_ROWS
 from ninfer.kernels.cuda.choice_passes import ROW_BYTES, SLICES
 from ninfer.kernels.cuda.choice_values import NUM_BINS
 from ninfer.kernels.cuda.norm import make_rms_norm
-from ninfer.models.registry import model_ids
+from ninfer.models.registry import lookup, model_ids
 
 
 def test_every_registered_model_declares_kernels_of_distinct_names_and_sources() -> None:
@@ -43,6 +44,15 @@ def test_every_registered_model_has_shapes(model_id: str) -> None:
 
     assert shapes.hidden % 64 == 0
     assert (shapes.intermediate == 0) == (shapes.num_experts > 0)
+
+
+def test_kernels_of_a_registered_geometry_are_those_of_its_model() -> None:
+    geometry = lookup("tiny-moe").expected_geometry
+
+    found = kernels_of_geometry(geometry, "sm_80")
+
+    names = {kernel.name for kernel in found}
+    assert names == {kernel.name for kernel in declared_kernels(["tiny-moe"], "sm_80")}
 
 
 def test_unknown_names_are_refused() -> None:

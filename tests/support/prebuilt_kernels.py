@@ -7,11 +7,12 @@ folder goes along and is named by ``NINFER_TEST_KERNELS``.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ninfer.compilation import declared_kernels
+from ninfer.compilation import declared_kernels, kernels_of_geometry
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import TARGETS, KernelCache, mark_prebuilt
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
@@ -30,8 +31,10 @@ from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_shape
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.models.qwen_hybrid.geometry import geometry_from_config
 from ninfer.tensor import TensorFormat
 from tests.support.gate_values import make_gate_values
+from tests.support.golden import GOLDEN
 from tests.support.narrow_stream import MIDDLE_BYTES, NARROW_BYTES
 
 
@@ -56,8 +59,18 @@ def test_variants() -> tuple[Kernel, ...]:
         make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),
         make_gate_values(),
+        *golden_variants(),
         *narrow_variants(),
     )
+
+
+def golden_variants() -> tuple[Kernel, ...]:
+    """Kernels of the golden models whose geometry is that of no registered model."""
+    kernels: list[Kernel] = []
+    for case in ("real-head-dense", "real-head-moe"):
+        config = json.loads((GOLDEN / case / "checkpoint" / "config.json").read_text())
+        kernels += kernels_of_geometry(geometry_from_config(config))
+    return tuple(kernels)
 
 
 def narrow_variants() -> tuple[Kernel, ...]:
