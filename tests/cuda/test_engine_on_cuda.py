@@ -10,6 +10,7 @@ from ninfer.generation import SamplingParams
 from ninfer.runtime import Engine, RequestOptions
 from tests.support.cuda_bench import open_cuda_device
 from tests.support.golden import load
+from tests.support.model_cases import CASES
 from tests.support.tiny_model import artifact_path
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +22,7 @@ NUM_PROMPTS = 4
 @pytest.fixture(
     params=[
         pytest.param((case, profile, kv, graphs), id=f"{case}-{profile}-{kv.value}-{graphs}")
-        for case in ("tiny-dense", "tiny-moe")
+        for case in CASES
         for profile in ("bf16", "groupwise-int")
         for kv in (KvDtype.BF16, KvDtype.INT8_G64)
         for graphs in (True, False)
