@@ -37,18 +37,47 @@ NOWHERE = 1 << 8
 def main(kind: str, device: str, *rest: str) -> int:
     """Arm the fault and run."""
     hog: list[Any] = []
-    if device != "host":
-        _use_prebuilt_kernels()
-        if kind in LEFT_BYTES:
-            hog += _fill_memory(LEFT_BYTES[kind])
-    if kind not in LEFT_BYTES:
-        _break_round(kind)
+    if device != "host" and kind in LEFT_BYTES:
+        hog += _fill_memory(LEFT_BYTES[kind])
+    if kind in LEFT_BYTES:
+        use_prebuilt_kernels()
+    else:
+        arm(kind, device)
     if rest:
         # Would be the first to ask for memory, and the plan of a start is what is wanted.
         bench.measure_machine = lambda *_: Machine("none", 1.0, None)  # type: ignore[attr-defined]
         return _command(["--synthetic", "tiny-moe", "--device", device, "--gen-len", "64"])
     sys.stdout.write(json.dumps(_serve_three(device)) + "\n")
     return 0
+
+
+def arm(kind: str, device: str, before_round: Callable[[], None] = lambda: None) -> None:
+    """Make a round fail that follows some healthy ones; ``before_round`` is called before each."""
+    if device != "host":
+        use_prebuilt_kernels()
+    healthy = DecodeGraphs.launch
+    count = 0
+
+    def launch(graphs: DecodeGraphs, num_rows: int) -> None:
+        nonlocal count
+        before_round()
+        count += 1
+        if count > HEALTHY_ROUNDS:
+            _fail(graphs._stream, kind)
+        healthy(graphs, num_rows)
+
+    DecodeGraphs.launch = launch  # type: ignore[method-assign,assignment]
+
+
+def use_prebuilt_kernels() -> None:
+    """Open CUDA devices with the kernels of the tests."""
+    from tests.support.cuda_bench import open_cuda_device
+
+    def opened(ordinal: int) -> Device:
+        device: Device = open_cuda_device()
+        return device
+
+    model_stack._open_cuda = opened
 
 
 def _command(arguments: list[str]) -> int:
@@ -90,21 +119,6 @@ def _code(call: Callable[[], object]) -> str:
     return "no error"
 
 
-def _break_round(kind: str) -> None:
-    """Make a round fail that follows some healthy ones."""
-    healthy = DecodeGraphs.launch
-    count = 0
-
-    def launch(graphs: DecodeGraphs, num_rows: int) -> None:
-        nonlocal count
-        count += 1
-        if count > HEALTHY_ROUNDS:
-            _fail(graphs._stream, kind)
-        healthy(graphs, num_rows)
-
-    DecodeGraphs.launch = launch  # type: ignore[method-assign,assignment]
-
-
 def _fail(stream: Any, kind: str) -> None:
     if isinstance(stream, HostStream):
         stream.enqueue(_refuse)
@@ -119,16 +133,6 @@ def _fail(stream: Any, kind: str) -> None:
 
 def _refuse() -> None:
     raise ValueError("refused on purpose")
-
-
-def _use_prebuilt_kernels() -> None:
-    from tests.support.cuda_bench import open_cuda_device
-
-    def opened(ordinal: int) -> Device:
-        device: Device = open_cuda_device()
-        return device
-
-    model_stack._open_cuda = opened
 
 
 def _fill_memory(left: int) -> list[Any]:
