@@ -43,16 +43,14 @@ def write_sequence(kv: PagedKv, row: int, keys: F32, values: F32) -> None:
         (kv.keys, kv.key_scales, keys),
         (kv.values, kv.value_scales, values),
     ):
-        for position in range(source.shape[1]):
-            _write(plane, scales, _place(kv, row, position), source[:, position])
+        _write(plane, scales, _places(kv, row, source.shape[1]), source.swapaxes(0, 1))
 
 
 def read_sequence(kv: PagedKv, row: int, length: int) -> tuple[F32, F32]:
     """Decode positions 0..length-1 of a row: keys and values, [kv_heads, length, D]."""
-    places = [_place(kv, row, position) for position in range(length)]
-    keys = np.stack([_read(kv.keys, kv.key_scales, place) for place in places], axis=1)
-    values = np.stack([_read(kv.values, kv.value_scales, place) for place in places], axis=1)
-    return keys, values
+    places = _places(kv, row, length)
+    keys = _read(kv.keys, kv.key_scales, places).swapaxes(0, 1)
+    return keys, _read(kv.values, kv.value_scales, places).swapaxes(0, 1)
 
 
 def planes(kv: PagedKv) -> tuple[Tensor, ...]:
@@ -61,23 +59,25 @@ def planes(kv: PagedKv) -> tuple[Tensor, ...]:
     return tuple(plane for plane in every if plane is not None)
 
 
-def _place(kv: PagedKv, row: int, position: int) -> tuple[Any, ...]:
-    page = int(host_array(kv.block_table)[row, position // PAGE_TOKENS])
-    return (page, slice(None), position % PAGE_TOKENS)
+def _places(kv: PagedKv, row: int, length: int) -> tuple[Any, ...]:
+    """Where positions 0..length-1 lie in a plane; there their axis is before that of heads."""
+    positions = np.arange(length)
+    pages = host_array(kv.block_table)[row, positions // PAGE_TOKENS]
+    return (pages, slice(None), positions % PAGE_TOKENS)
 
 
-def _write(plane: Tensor, scales: Tensor | None, place: tuple[Any, ...], heads: F32) -> None:
+def _write(plane: Tensor, scales: Tensor | None, places: tuple[Any, ...], heads: F32) -> None:
     target = host_array(plane)
     if scales is not None:
-        target[place], host_array(scales)[place] = encode_int8_g64(heads)
+        target[places], host_array(scales)[places] = encode_int8_g64(heads)
     elif plane.dtype is DType.BF16:
-        target[place] = f32_to_bf16(heads)
+        target[places] = f32_to_bf16(heads)
     else:
-        target[place] = heads
+        target[places] = heads
 
 
-def _read(plane: Tensor, scales: Tensor | None, place: tuple[Any, ...]) -> F32:
-    source = host_array(plane)[place]
+def _read(plane: Tensor, scales: Tensor | None, places: tuple[Any, ...]) -> F32:
+    source = host_array(plane)[places]
     if scales is not None:
-        return decode_int8_g64(source, host_array(scales)[place])
+        return decode_int8_g64(source, host_array(scales)[places])
     return bf16_to_f32(source) if plane.dtype is DType.BF16 else source
