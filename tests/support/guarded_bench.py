@@ -48,9 +48,11 @@ class GuardedBench:
 
     def out(self, shape: Shape, dtype: DType = DType.F32) -> Tensor:
         """A poisoned output."""
-        self._guard()
+        first = self._arena.take((GUARD_BYTES,), DType.U8)
         tensor = self._arena.take(shape, dtype)
-        self._guard()
+        last = self._arena.take((GUARD_BYTES,), DType.U8)
+        self._guard(first.address, tensor.address)
+        self._guard(tensor.address + tensor.nbytes, last.address + GUARD_BYTES)
         _octets(tensor)[...] = 0xFF
         return tensor
 
@@ -111,8 +113,8 @@ class GuardedBench:
         for tensor, before in self._inputs:
             assert np.array_equal(_octets(tensor), before.reshape(-1).view(np.uint8))
 
-    def _guard(self) -> None:
-        guard = host_array(self._arena.take((GUARD_BYTES,), DType.U8))
+    def _guard(self, start: int, stop: int) -> None:
+        guard = host_array(Tensor(start, DType.U8, (stop - start,)))
         guard[...] = GUARD
         self._guards.append(guard)
 
