@@ -10,13 +10,6 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import (
-    attention_int8,
-    attention_output,
-    attention_page_prefill,
-    attention_pages,
-    attention_prefill,
-    attention_softmax,
-    device_functions,
     fragments,
 )
 from ninfer.kernels.cuda.attention_page_prefill import (
@@ -32,16 +25,6 @@ from tests.support.mixer_simulator import lay_out
 from tests.support.oracles.attention import gated_attention
 from tests.support.warpgroup_simulator import launch
 
-MODULES = (
-    attention_int8,
-    attention_output,
-    attention_page_prefill,
-    attention_pages,
-    attention_prefill,
-    attention_softmax,
-    device_functions,
-    fragments,
-)
 HEAD_DIM = 64
 
 
@@ -100,7 +83,6 @@ def test_blocks_hold_what_their_queries_attended(first: int, stop: int, dtype: D
     numbers: list[Any] = [np.int32(extent) for extent in extents]
 
     launch(
-        MODULES,
         octets,
         make_page_prefill(HEAD_DIM, dtype is DType.I8, warps),
         (-(-count // (WARP_QUERIES * warps)), num_heads, 1),

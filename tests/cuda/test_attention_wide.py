@@ -10,15 +10,6 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import (
-    attention_expand,
-    attention_output,
-    attention_prefill,
-    attention_softmax,
-    attention_wide,
-    attention_wide_int8,
-    attention_wide_parts,
-    column_image,
-    device_functions,
     fragments,
 )
 from ninfer.kernels.cuda.attention_expand import make_expand
@@ -32,18 +23,6 @@ from tests.support.mixer_simulator import lay_out
 from tests.support.oracles.attention import gated_attention
 from tests.support.warpgroup_simulator import launch
 
-MODULES = (
-    attention_expand,
-    attention_output,
-    attention_prefill,
-    attention_softmax,
-    attention_wide,
-    attention_wide_int8,
-    attention_wide_parts,
-    column_image,
-    device_functions,
-    fragments,
-)
 HEAD_DIM = 256
 every_chunk = pytest.mark.parametrize(
     ("first", "stop"),
@@ -107,8 +86,7 @@ class Chunk:
         numbers = [np.uint64(sums), *(np.int32(extent) for extent in extents)]
         factor = np.float32(HEAD_DIM**-0.5 * math.log2(math.e))
         arguments: list[Any] = [*self.addresses(*operands), *numbers, factor]
-        launch(
-            MODULES, self.octets, kernel, (1, self.num_heads, 1), arguments,
+        launch(self.octets, kernel, (1, self.num_heads, 1), arguments,
             is_last_ahead=is_last_ahead,
         )  # fmt: skip
         out, extent = self.views["out"], (self.count, self.width)
@@ -121,7 +99,7 @@ class Chunk:
         extents = (self.count, 1, self.content.table.shape[1], limit)
         numbers = [np.int32(extent) for extent in extents]
         arguments: list[Any] = [*self.addresses(*names, "wide_table"), *numbers]
-        launch(MODULES, self.octets, make_expand(), (2, 1, 1), arguments)
+        launch(self.octets, make_expand(), (2, 1, 1), arguments)
 
     def error(self, words: Any) -> float:
         """Largest error of a column, relative to the column's norm."""

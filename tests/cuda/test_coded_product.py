@@ -12,14 +12,6 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.kernels.cuda import (
     coded_columns,
     coded_gate,
-    coded_output,
-    coded_product,
-    coded_weights,
-    column_image,
-    device_functions,
-    product_output,
-    weight_pairs,
-    weight_tiles,
 )
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
@@ -34,18 +26,6 @@ from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support import warpgroup_simulator as simulator
 from tests.support.oracles.linear import random_payload, weight_values
 
-MODULES = (
-    coded_product,
-    coded_columns,
-    coded_gate,
-    coded_output,
-    coded_weights,
-    column_image,
-    weight_pairs,
-    weight_tiles,
-    device_functions,
-    product_output,
-)
 GUARD = 4096
 
 Words = npt.NDArray[np.uint16]
@@ -82,7 +62,6 @@ def coded(
         offsets.append(octets.size)
         octets = np.concatenate([octets, part, np.full(GUARD - part.size % 256, 0xFF, np.uint8)])
     simulator.launch(
-        MODULES,
         octets,
         make_coded_product(shape, ending),
         (blocks, 1, 1),

@@ -1,6 +1,5 @@
 """Kernels that write linear inputs in either order, and the way back, on the CPU."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.kernels.cuda import (
-    column_fragments,
-    column_image,
-    column_pack,
-    delta_columns,
-    delta_output,
-    device_functions,
-    expert_rows,
     fragments,
-    pointwise,
 )
 from ninfer.kernels.cuda.column_fragments import fragments_grid, make_fragments
 from ninfer.kernels.cuda.column_image import image_of, input_bytes, words_of
@@ -33,17 +24,6 @@ from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support import warpgroup_simulator as simulator
 from tests.support.mixer_simulator import lay_out
 
-MODULES: tuple[ModuleType, ...] = (
-    column_fragments,
-    column_image,
-    column_pack,
-    delta_columns,
-    delta_output,
-    device_functions,
-    expert_rows,
-    fragments,
-    pointwise,
-)
 POISON = 0xA5
 HEADS = DeltaHeads(1, 3, 32, 64)
 EPS = np.float32(1e-6)
@@ -79,7 +59,7 @@ def test_packed_columns_are_an_image(is_f32: bool) -> None:
     )
 
     args: Any = (np.uint64(at["x"]), np.uint64(at["out"]), np.uint64(0), 200, 256)
-    simulator.launch(MODULES, octets, make_pack(is_f32, True), (11, 1, 1), args)
+    simulator.launch(octets, make_pack(is_f32, True), (11, 1, 1), args)
 
     expect_only_columns(views["out"], x, 200)
 
@@ -91,7 +71,7 @@ def test_gated_columns_are_the_same_in_both_orders() -> None:
         octets, at, views = lay_out({"x": x, "out": poison(input_bytes(129, 136))})
         sums = np.uint64(at["out"] + fragment_bytes(9, 136))
         args: Any = (np.uint64(at["x"]), np.uint64(at["out"]), sums, 136, 256)
-        simulator.launch(MODULES, octets, make_swiglu(True, to_image), (9, 1, 1), args)
+        simulator.launch(octets, make_swiglu(True, to_image), (9, 1, 1), args)
         found.append(views["out"])
 
     expected, _ = unpack_columns(found[0][: fragments.input_bytes(9, 136)], 9, 136)
@@ -117,7 +97,7 @@ def normed(kernel: Kernel, first: int, count: int) -> npt.NDArray[np.uint8]:
     sums = at["out"] + fragment_bytes(first + count, width)
     addresses = [at[name] for name in ("outputs", "norm", "projected", "out")]
     args: Any = (*(np.uint64(address) for address in (*addresses, sums)), first, EPS)
-    simulator.launch(MODULES, octets, kernel, (count, 1, 1), args)
+    simulator.launch(octets, kernel, (count, 1, 1), args)
     return views["out"]
 
 
@@ -143,7 +123,7 @@ def test_an_image_comes_back_as_fragments_with_their_sums() -> None:
     sums = np.uint64(at["out"] + fragment_bytes(10, 200))
 
     args: Any = (np.uint64(at["image"]), np.uint64(at["out"]), sums, 256)
-    simulator.launch(MODULES, octets, make_fragments(), fragments_grid(10, 256), args)
+    simulator.launch(octets, make_fragments(), fragments_grid(10, 256), args)
 
     found, expected = (unpack_columns(block, 10, 200) for block in (views["out"], pack_columns(x)))
     for part, exact in zip(found, expected, strict=True):
@@ -155,7 +135,7 @@ def test_rows_of_experts_are_the_pieces_of_a_token() -> None:
     octets, at, views = lay_out({"image": image_of(x), "out": np.zeros((4, 128), np.uint16)})
 
     args: Any = (np.uint64(at["image"]), np.uint64(at["out"]), 16, 127)
-    simulator.launch(MODULES, octets, make_rows(), (4, 1, 1), args)
+    simulator.launch(octets, make_rows(), (4, 1, 1), args)
 
     chunks = x[127:].reshape(4, 4, 4, 2, 4)  # slab, chunk, half, pair
     np.testing.assert_array_equal(

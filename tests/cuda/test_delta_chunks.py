@@ -8,14 +8,9 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.kernels.cuda import (
-    delta_blocks,
     delta_chunks,
-    delta_columns,
     delta_scan,
     delta_scan_wide,
-    delta_solve,
-    device_functions,
-    product_output,
 )
 from ninfer.kernels.cuda.delta_blocks import CHUNK_FACTORS, CHUNK_ROWS
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
@@ -23,17 +18,6 @@ from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support.mixer_simulator import MixerSimulator, lay_out
 from tests.support.warpgroup_simulator import launch
 
-WIDE_MODULES = (delta_blocks, delta_columns, delta_scan_wide, device_functions)
-MODULES = (
-    delta_blocks,
-    delta_chunks,
-    delta_columns,
-    delta_scan,
-    delta_scan_wide,
-    delta_solve,
-    device_functions,
-    product_output,
-)
 HEADS = DeltaHeads(1, 2, 128, 128)
 
 
@@ -71,7 +55,7 @@ def test_chunks_advance_a_state_as_the_recurrence_does(count: int, columns: int)
             "state": state.copy(),
         }
     )
-    simulator = MixerSimulator(MODULES, octets)
+    simulator = MixerSimulator(octets)
     inputs = ("projected", "ab", "taps", "a_log", "dt_bias", "window", "record", "slots", "folds")
     simulator.launch(
         delta_chunks.make_chunk_operands(HEADS, True),
@@ -86,7 +70,7 @@ def test_chunks_advance_a_state_as_the_recurrence_does(count: int, columns: int)
         words: list[Any] = [np.uint64(address) for address in arguments[:-1]]
         words.append(np.int32(chunks))
         kernel = delta_scan_wide.make_wide_scan(HEADS)
-        launch(WIDE_MODULES, octets, kernel, (2, 2, 1), words)
+        launch(octets, kernel, (2, 2, 1), words)
 
     outputs = views["values"][:count].reshape(count, 2, 128)
     rounded, weights = bf16_to_f32(f32_to_bf16(x)).astype(float), bf16_to_f32(f32_to_bf16(taps))

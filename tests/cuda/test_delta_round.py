@@ -8,18 +8,14 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.kernels.cuda import (
-    delta_columns,
     delta_inputs,
     delta_round,
-    delta_step,
-    device_functions,
 )
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support import mixer_simulator
 from tests.support.mixer_simulator import MixerSimulator, lay_out
 
-MODULES = (delta_columns, delta_inputs, delta_round, delta_step, device_functions)
 HEADS = DeltaHeads(1, 2, 128, 128)
 SLOT, RECORDS = 1, 3
 
@@ -96,7 +92,7 @@ class Round:
         tail: tuple[Any, ...] = (0, 0, 0, RECORDS, 1e-6)
         names = [name for name in self.buffers if name != "outputs"]
         kernel = delta_round.make_decode.__wrapped__(HEADS, True, is_staged)
-        MixerSimulator(MODULES, octets).launch(
+        MixerSimulator(octets).launch(
             kernel,
             (2, 1, 1),
             (*(at[name] for name in names), at["outputs"], *tail),

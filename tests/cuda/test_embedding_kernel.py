@@ -3,7 +3,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import device_functions, embedding
 from ninfer.kernels.cuda.embedding import make_gather
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
@@ -24,7 +23,7 @@ def test_kernel_text_decodes_rows_exactly(format: TensorFormat) -> None:
     octets[: layout.nbytes] = pack_weight(format, payload, rows, columns)
     octets[at_tokens : at_tokens + tokens.nbytes] = tokens.view(np.uint8)
 
-    WarpSimulator((embedding, device_functions), octets, lanes=1).launch(
+    WarpSimulator(octets, lanes=1).launch(
         make_gather(format),
         (tokens.size, 1, 1),
         (GLOBAL, GLOBAL + at_tokens, GLOBAL + at_out, columns, layout.k_tiles, 0, rows),

@@ -9,15 +9,7 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.kernels.cuda import (
-    device_functions,
-    expert_columns,
-    expert_down,
-    expert_gate,
-    expert_gate_tiles,
     fragments,
-    group_products,
-    pointwise,
-    weight_tiles,
 )
 from ninfer.kernels.cuda.expert_down import down_kernel, make_down_by_pieces
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate
@@ -29,17 +21,6 @@ from tests.support.narrow_stream import NARROW_BYTES
 from tests.support.warpgroup_simulator import launch
 
 BF16 = TensorFormat.BF16
-MODULES = (
-    device_functions,
-    expert_columns,
-    expert_down,
-    expert_gate,
-    expert_gate_tiles,
-    fragments,
-    group_products,
-    pointwise,
-    weight_tiles,
-)
 Words = npt.NDArray[np.uint16]
 
 
@@ -91,7 +72,7 @@ def test_down_adds_every_piece_of_every_slot() -> None:
     arguments: list[Any] = [np.uint64(at[name]) for name in names]
     arguments += [np.int32(extent) for extent in (hidden, width, chosen)]
 
-    launch(MODULES, octets, make_down_by_pieces(BF16, k_tiles, 1, 2), (tokens, 1, 1), arguments)
+    launch(octets, make_down_by_pieces(BF16, k_tiles, 1, 2), (tokens, 1, 1), arguments)
 
     products = np.einsum(
         "tchi,tci->tch",
@@ -126,7 +107,7 @@ def test_gate_multiplies_every_tile_with_more_columns_than_fit_at_once() -> None
     arguments: list[Any] = [np.uint64(address) for address in addresses]
     arguments += [np.int32(extent) for extent in (width, tokens, 1, 128, 2)]
 
-    launch(MODULES, octets, make_gate(BF16, k_tiles, 1, True, 0), (1, 2, 1), arguments)
+    launch(octets, make_gate(BF16, k_tiles, 1, True, 0), (1, 2, 1), arguments)
 
     exact = np.zeros((tokens, width))
     experts = np.repeat(plan[:, 0], plan[:, 2])

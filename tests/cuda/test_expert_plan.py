@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import expert_plan
 from ninfer.kernels.cuda.expert_plan import make_plan, max_entries, plan_grid
 from tests.support import warpgroup_simulator as simulator
 from tests.support.mixer_simulator import lay_out
@@ -31,7 +30,7 @@ def plan_of(choices: Choices, num_experts: int, columns: int) -> tuple[Choices, 
     arguments += [np.int32(extent) for extent in (choices.size, entries, columns)]
     grid = plan_grid(choices.size, num_experts)
     kernel = make_plan(num_experts)
-    simulator.launch((expert_plan,), octets, kernel, grid, arguments, keeps_back=True)
+    simulator.launch(octets, kernel, grid, arguments, keeps_back=True)
     return views["plan"].view(np.int32), views["order"].view(np.int32)
 
 

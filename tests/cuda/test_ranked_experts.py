@@ -10,17 +10,8 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.kernels.cuda import (
-    device_functions,
-    expert_columns,
-    expert_down,
     expert_down_ranked,
-    expert_gate_ranked,
-    expert_rank_block,
     fragments,
-    group_products,
-    pointwise,
-    weight_pairs,
-    weight_tiles,
 )
 from ninfer.kernels.cuda.expert_down_ranked import make_down_ranked
 from ninfer.kernels.cuda.expert_gate_ranked import make_gate_ranked
@@ -32,19 +23,6 @@ from tests.support.oracles.linear import weight_values
 from tests.support.oracles.moe import route
 from tests.support.warpgroup_simulator import launch
 
-MODULES = (
-    device_functions,
-    expert_columns,
-    expert_down,
-    expert_down_ranked,
-    expert_gate_ranked,
-    expert_rank_block,
-    fragments,
-    group_products,
-    pointwise,
-    weight_pairs,
-    weight_tiles,
-)
 EXPERTS, CHOSEN, TOKENS = 40, 3, 1
 Values = npt.NDArray[np.float64]
 
@@ -97,7 +75,7 @@ def test_gate_finds_the_experts_of_its_tokens() -> None:
     arguments += [np.int32(extent) for extent in (width, CHOSEN, 128)]
     kernel = make_gate_ranked(TensorFormat.Q4, 2, EXPERTS)
 
-    launch(MODULES, octets, kernel, (1, CHOSEN, 1), arguments)
+    launch(octets, kernel, (1, CHOSEN, 1), arguments)
 
     experts, _, _ = route(router.astype(np.float64), CHOSEN)
     both = np.einsum("tcij,tj->tci", values.reshape(EXPERTS, 2 * width, hidden)[experts], x)
@@ -135,7 +113,7 @@ def test_down_adds_the_chosen_and_the_shared_expert() -> None:
     kernel = make_down_ranked(TensorFormat.Q5, 3, TensorFormat.W8, 2, EXPERTS)
     kernel = replace(kernel, threads=expert_down_ranked.THREADS)
 
-    launch(MODULES, octets, kernel, (hidden // 16, 1, 1), arguments)
+    launch(octets, kernel, (hidden // 16, 1, 1), arguments)
 
     experts, shares, shared_gate = route(router.astype(np.float64), CHOSEN)
     products = np.einsum(

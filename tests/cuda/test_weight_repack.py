@@ -3,7 +3,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import product_output, weight_repack
 from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.kernels.cuda.weight_repack import TILES, make_repack
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
@@ -33,8 +32,6 @@ def test_repacked_encoding_is_the_documented_layout(
         planes = [GLOBAL, GLOBAL + geometry.high_offset, GLOBAL + geometry.scale_offset]
         args = (*planes, GLOBAL + at, rows, layout.k_tiles, tiles)
 
-    WarpSimulator((weight_repack, product_output), octets, lanes=1).launch(
-        make_repack(format), (-(-tiles // TILES), 1, 1), args
-    )
+    WarpSimulator(octets, lanes=1).launch(make_repack(format), (-(-tiles // TILES), 1, 1), args)
 
     np.testing.assert_array_equal(octets[at:], pack_weight(format, payload, rows, columns))

@@ -18,6 +18,7 @@ import pytest
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.kernel_modules import modules_of
 from tests.support.lane_memory import Memory
 from tests.support.plain_types import use_plain_types
 from tests.support.turns import Turns
@@ -180,7 +181,7 @@ class _Cluster:
 
 
 class ClusterSimulator(WarpSimulator):
-    """Runs kernels of clusters of given modules over one global memory."""
+    """Runs kernels of clusters over one global memory."""
 
     is_last_ahead: bool | None = None
     """Which warps of a cluster get ahead of others, as `Turns` has it."""
@@ -188,6 +189,7 @@ class ClusterSimulator(WarpSimulator):
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         """Run every cluster, one after another."""
         assert grid[0] % kernel.cluster_blocks == 0
+        self._modules = modules_of(kernel)
         for first in range(0, grid[0], kernel.cluster_blocks):
             self._run_cluster(kernel, grid, first, args)
 

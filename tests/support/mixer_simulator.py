@@ -5,10 +5,10 @@ arrays. A matrix load whose rows share a bank of shared memory fails.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,10 +99,6 @@ class _Intrinsics(base._Intrinsics):
 class MixerSimulator(WarpSimulator):
     """Runs kernels over one global memory; see `WarpSimulator`."""
 
-    def __init__(self, modules: Sequence[ModuleType], octets: Array) -> None:
-        super().__init__(modules, octets)
-        self._patched_modules = modules
-
     @contextmanager
     def _patched(
         self,
@@ -129,7 +125,7 @@ class MixerSimulator(WarpSimulator):
                 "sum_before": lambda value, lane: np.cumsum(value) - value,
                 "log_decay": _log_decay,
             }
-            for module in self._patched_modules:
+            for module in self._modules:
                 p.setattr(module, "min", np.minimum, raising=False)
                 p.setattr(module, "max", np.maximum, raising=False)
                 for name, stand_in in stand_ins.items():

@@ -24,6 +24,7 @@ import pytest
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.kernel_modules import modules_of
 from tests.support.lane_memory import Memory
 from tests.support.plain_types import use_plain_types
 from tests.support.turns import Meeting, Turns
@@ -250,21 +251,21 @@ def _loader(memory: Memory, dtype: Any, count: int) -> Callable[[Any], Any]:
 
 
 class WarpSimulator:
-    """Runs kernels of given modules over one global memory.
+    """Runs kernels over one global memory.
 
     Args:
-        modules: where the kernel and its device functions are written.
-        octets: the memory.
+        memory: its bytes; modules of the kernel before them are found anyway.
         lanes: 32, or 1 for kernels whose threads branch by themselves and share nothing.
     """
 
-    def __init__(self, modules: Sequence[ModuleType], octets: Array, lanes: int = LANES) -> None:
-        self._modules = modules
+    def __init__(self, *memory: Any, lanes: int = LANES) -> None:
+        self._modules: tuple[ModuleType, ...] = ()
         self._lanes = lanes
-        self.memory = Memory(GLOBAL, octets, lanes)
+        self.memory = Memory(GLOBAL, memory[-1], lanes)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         """Run every block, one after another."""
+        self._modules = modules_of(kernel)
         for y in range(grid[1]):
             for x in range(grid[0]):
                 self._run_block(kernel, grid, (x, y), args)

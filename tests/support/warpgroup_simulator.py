@@ -21,6 +21,7 @@ import pytest
 from ninfer.cuda import warpgroup
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.kernel_modules import modules_of
 from tests.support.plain_types import use_plain_types
 from tests.support.swizzled_rows import plain_rows_of, rows_of, turned_rows_of
 from tests.support.turns import Turns
@@ -340,29 +341,22 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
 
 
 def launch(
-    modules: Sequence[ModuleType],
-    octets: Octets,
-    kernel: Kernel,
-    grid: tuple[int, int, int],
-    args: Sequence[int],
-    *,
+    *operands: Any,
     is_last_ahead: bool | None = None,
     keeps_back: bool = False,
 ) -> None:
     """Run a kernel over one global memory.
 
     Args:
-        modules: where the kernel and its device functions are written.
-        octets: the memory.
-        kernel: what is run.
-        grid: blocks, which run one after another.
-        args: of the kernel.
+        operands: the memory's bytes, kernel, grid of blocks, which run one after another, and
+            arguments of the kernel; its modules before them are found anyway.
         is_last_ahead: which threads of every block get ahead; the block's name says it when None.
         keeps_back: the kernel promises that its successor starts when all results are written.
     """
+    octets, kernel, grid, args = operands[-4:]
     for y in range(grid[1]):
         for x in range(grid[0]):
             block = _Block(octets, kernel, (x, y), grid[:2], is_last_ahead)
             block.keeps_back = keeps_back
-            with _patched(block, modules):
+            with _patched(block, modules_of(kernel)):
                 block.run(args)
