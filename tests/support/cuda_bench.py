@@ -169,8 +169,7 @@ class CudaBench:
     def check(self) -> None:
         """Require a healthy stream, untouched guards and untouched inputs."""
         self.stream.synchronize()
-        for guard in self._guards:
-            np.testing.assert_array_equal(self._octets(guard), GUARD)
+        assert all((self._octets(guard) == GUARD).all() for guard in self._guards)
         for tensor, before in self._inputs:
             np.testing.assert_array_equal(self._octets(tensor), before)
 
@@ -181,14 +180,16 @@ class CudaBench:
         return host_array(staged).copy()
 
     def _take(self, shape: Shape, dtype: DType) -> Tensor:
-        self._guard()
+        first = self._arena.take((GUARD_BYTES,), DType.U8)
         tensor: Tensor = self._arena.take(shape, dtype)
-        self._guard()
+        last = self._arena.take((GUARD_BYTES,), DType.U8)
+        self._guard(first.address, tensor.address)
+        self._guard(tensor.address + tensor.nbytes, last.address + GUARD_BYTES)
         return tensor
 
-    def _guard(self) -> None:
-        guard = self._arena.take((GUARD_BYTES,), DType.U8)
-        self.write(guard, np.full(GUARD_BYTES, GUARD, np.uint8))
+    def _guard(self, start: int, stop: int) -> None:
+        guard = Tensor(start, DType.U8, (stop - start,))
+        self.write(guard, np.full(stop - start, GUARD, np.uint8))
         self._guards.append(guard)
 
     def __enter__(self) -> Self:
