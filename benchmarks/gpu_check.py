@@ -11,87 +11,26 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.card import copy_gb_s
+from benchmarks.gpu_bench import STAGING_BYTES, Bench
 from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import prebuilt
-from ninfer.device import host_array
 from ninfer.kernels.cuda import sampling as cuda_sampling
 from ninfer.kernels.cuda.choice_passes import SLICES
 from ninfer.kernels.cuda.weight_layout import WeightLayout
-from ninfer.ops import embedding, kv_cache, linear, norm, pointwise, sampling
-from ninfer.ops.context import make_context
+from ninfer.ops import embedding, kv_cache, norm, pointwise, sampling
 from ninfer.ops.kv_cache import PagedKv, RopeSpec
 from ninfer.ops.sampling import SamplerRows, mask_words
-from ninfer.tensor import DType, LinearInput, Matrix, Tensor, TensorFormat
+from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
 
 VOCABULARY = 248320
-CALLS = 40
-REPLAYS = 20
-STAGING_BYTES = 256 << 20
-
-
-class Bench:
-    """A device, an arena and a stopwatch."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self.device = device
-        self.stream = device.stream()
-        self.ctx = make_context(device, self.stream)
-        self.arena = device.arena("benchmark", 4 << 30)
-        self.pinned = device.pinned_arena("staging", STAGING_BYTES)
-        self.staging = self.pinned.take((STAGING_BYTES,), DType.U8)
-        self.rng = np.random.default_rng(0)
-
-    def put(self, values: Any, dtype: DType) -> Tensor:
-        """Device copy of an array."""
-        tensor = self.arena.take(values.shape, dtype)
-        octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        part = self.staging.rows(0, octets.size)
-        host_array(part)[...] = octets
-        self.stream.upload(Tensor(tensor.address, DType.U8, (octets.size,)), part)
-        self.stream.synchronize()
-        return tensor
-
-    def activations(self, *shape: int) -> Tensor:
-        """Random bf16 values near 1."""
-        return self.put(self.rng.integers(0x3F00, 0x4000, shape).astype(np.uint16), DType.BF16)
-
-    def columns(self, count: int, width: int) -> LinearInput:
-        """Room for a linear input."""
-        nbytes = linear.input_bytes(self.ctx, count, width)
-        return LinearInput(self.arena.take((nbytes,), DType.U8), count, width)
-
-    def time_us(self, call: Callable[[], None], calls: int = CALLS) -> float:
-        """Median time of one call in a chain of equal ones."""
-        call()
-        self.stream.synchronize()
-        self.stream.begin_capture()
-        for _ in range(calls):
-            call()
-        graph = self.stream.end_capture()
-        times = []
-        for _ in range(REPLAYS):
-            start = self.stream.record()
-            graph.launch(self.stream)
-            end = self.stream.record()
-            end.synchronize()
-            times.append(end.elapsed_ms(start) * 1e3 / calls)
-        graph.close()
-        return float(np.median(times))
-
-
-def copy_gb_s(bench: Bench) -> float:
-    """Bandwidth of device copies, bytes read plus bytes written."""
-    source = bench.arena.take((1 << 30,), DType.U8)
-    target = bench.arena.take((1 << 30,), DType.U8)
-    return 2 * (1 << 30) / bench.time_us(lambda: bench.stream.copy(target, source), 4) / 1e3
 
 
 def link_gb_s(bench: Bench) -> dict[str, float]:

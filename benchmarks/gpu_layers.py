@@ -1,17 +1,15 @@
 """Device memory and stopwatch of the mixers' bench: layers that are made, timed and given back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_check import Bench
+from benchmarks.gpu_bench import Bench
 from ninfer.arena import AllocatedArena
 from ninfer.device import host_array
 from ninfer.ops import linear
 from ninfer.tensor import DType, LinearInput, Tensor
-
-PEAK_TFLOP_S: Final = 790.0  # bf16 products, measured
 
 Figure = dict[str, float]
 
@@ -94,31 +92,3 @@ def replay_us(bench: Bench, calls: Sequence[Callable[[], None]], replays: int = 
         times.append(end.elapsed_ms(start) * 1e3 / len(calls))
     graph.close()
     return float(np.median(times))
-
-
-def copy_gb_s(bench: Bench) -> float:
-    """Bandwidth of device copies outside a graph, bytes read plus bytes written: the best of 20."""
-    with Layers(bench, 3 << 30) as layers:
-        source = layers.random((1 << 30,), DType.U8)
-        target = layers.arena.take((1 << 30,), DType.U8)
-        best = 0.0
-        for _ in range(20):
-            start = bench.stream.record()
-            for _ in range(4):
-                bench.stream.copy(target, source)
-            end = bench.stream.record()
-            end.synchronize()
-            best = max(best, 8 * source.nbytes / end.elapsed_ms(start) / 1e6)
-        return best
-
-
-def byte_figure(us: float, nbytes: float, copy: float) -> Figure:
-    """Time, rate, and share of the copy bandwidth."""
-    rate = nbytes / us / 1e3
-    return {"us": round(us, 2), "gb_s": round(rate, 1), "of_copy": round(rate / copy, 3)}
-
-
-def flop_figure(us: float, flop: float) -> Figure:
-    """Time, rate, and share of the measured matmul rate."""
-    rate = flop / us / 1e6
-    return {"us": round(us, 1), "tflop_s": round(rate, 1), "of_790": round(rate / PEAK_TFLOP_S, 3)}

@@ -3,10 +3,11 @@
     python -m benchmarks.gpu_linear [FOLDER OF PREBUILT KERNELS]
     python -m benchmarks.gpu_linear --compile FOLDER
 
-In one run: copy bandwidth; every format against float64, and the bits of a column in calls of every
-size; then each matrix of the two big models for several numbers of columns, rotating over copies so
-that the second-level cache does not help; then all products of a decode round in sequence; then
-prefill. Calls are captured in a graph and follow one another by programmatic dependent launch.
+In one run: copy bandwidth and matmul rate (`benchmarks.card`); every format against float64, and
+the bits of a column in calls of every size; then each matrix of the two big models for several
+numbers of columns, rotating over copies so that the second-level cache does not help; then all
+products of a decode round in sequence; then prefill. Calls are captured in a graph and follow one
+another by programmatic dependent launch.
 Bytes are those of the resident matrix, each read once.
 """
 
@@ -24,7 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.gpu_check import Bench
+from benchmarks.card import Card, measure_card
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
 from ninfer.compilation import kernel_shapes
 from ninfer.cuda.device import CudaDevice
@@ -42,20 +44,6 @@ ROUND_COLUMNS: Final = (1, 4, 8, 16, 24, 32)
 PREFILL_COLUMNS: Final = (1024, 4096)
 ROTATION_BYTES: Final = 400 << 20  # several times the second-level cache
 WARM_S: Final = 0.1  # load before a measurement
-
-
-def copy_gb_s(bench: Bench) -> float:
-    """Bandwidth of device copies outside a graph, bytes read plus bytes written."""
-    source, target = (bench.arena.take((1 << 30,), DType.U8) for _ in range(2))
-    best = 0.0
-    for _ in range(5):
-        start = bench.stream.record()
-        for _ in range(4):
-            bench.stream.copy(target, source)
-        end = bench.stream.record()
-        end.synchronize()
-        best = max(best, 8 * (1 << 30) / end.elapsed_ms(start) / 1e6)
-    return best
 
 
 def clock_mhz() -> str:
@@ -181,9 +169,11 @@ def rounds_us(
     return found
 
 
-def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
-    """TFLOP/s of products of many columns."""
-    found: dict[str, Any] = {}
+def prefill(
+    bench: Bench, weights: Weights, operands: Operands, card: Card
+) -> dict[str, dict[str, Any]]:
+    """Products of many columns, and their share of the card's own."""
+    found: dict[str, dict[str, Any]] = {}
     for format, rows, width in (
         (Q4, 34816, 5120),
         (Q5, 5120, 17408),
@@ -197,7 +187,7 @@ def prefill(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any
         row = {}
         for count in PREFILL_COLUMNS:
             us = replay_us(bench, [partial(operands.call, (matrix,), count, False)] * 2, 5) / 2
-            row[f"T={count}"] = [round(us, 1), round(2e-6 * rows * width * count / us, 1)]
+            row[f"T={count}"] = card.of_matmul(us, 2.0 * rows * width * count)
         found[f"{format.name} {rows}x{width}"] = row
         arena.close()
     return found
@@ -242,14 +232,15 @@ def main(arguments: list[str]) -> None:
             sys.stdout.write(f"{name}: {json.dumps(value)}\n")
             sys.stdout.flush()
 
-        gb_s = copy_gb_s(bench)
-        note("copy_gb_s", round(gb_s, 1))
+        card = measure_card(bench)
+        note("card", card._asdict())
+        gb_s = card.copy_gb_s
         note("correctness", correctness(bench))
         note("clocks before", clock_mhz())
         weights, operands = Weights(bench), Operands(bench)
         note("matrices", matrices_us(bench, weights, operands, gb_s))
         note("rounds", rounds_us(bench, weights, operands, gb_s, ROUND_COLUMNS))
-        note("prefill TFLOP/s", prefill(bench, weights, operands))
+        note("prefill", prefill(bench, weights, operands, card))
         note("clocks after", clock_mhz())
         bench.arena.close()
         bench.pinned.close()

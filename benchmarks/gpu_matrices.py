@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.gpu_check import Bench
+from benchmarks.gpu_bench import Bench
 from ninfer.arena import AllocatedArena
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import linear

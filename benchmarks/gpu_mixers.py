@@ -3,10 +3,11 @@
     python -m benchmarks.gpu_mixers [FOLDER OF PREBUILT KERNELS]
     python -m benchmarks.gpu_mixers --compile FOLDER
 
-In one run: copy bandwidth; the gathered and the sorted experts against each other; then each kernel
-at the shapes of the two big models. Calls of one graph go over different layers' memory, several
-times the second-level cache, and follow one another by programmatic dependent launch. Floors: bytes
-of cache, state (read and written) or chosen experts over the copy bandwidth, and FLOP over 790 T.
+In one run: copy bandwidth and matmul rate (`benchmarks.card`); the gathered and the sorted experts
+against each other; then each kernel at the shapes of the two big models. Calls of one graph go over
+different layers' memory, several times the second-level cache, and follow one another by
+programmatic dependent launch. Floors: bytes of cache, state (read and written) or chosen experts
+over the copy bandwidth, and FLOP over the matmul rate.
 """
 
 import json
@@ -19,13 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.gpu_check import Bench
+from benchmarks.card import Card, measure_card
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_layers import (
     Figure,
     Layers,
-    byte_figure,
-    copy_gb_s,
-    flop_figure,
     replay_us,
 )
 from benchmarks.gpu_matrices import Weights
@@ -87,7 +86,7 @@ def paged_cache(
 
 
 def attend_figure(
-    bench: Bench, copy: float, model: str, dtype: DType, batch: int, positions: int
+    bench: Bench, card: Card, model: str, dtype: DType, batch: int, positions: int
 ) -> Figure:
     """Decode attention of one layer."""
     heads, kv_heads, dim = HEADS[model]
@@ -115,10 +114,12 @@ def attend_figure(
             )
             for cache in caches
         ]
-        return byte_figure(replay_us(bench, calls * 2), nbytes, copy)
+        return card.of_copy(replay_us(bench, calls * 2), nbytes)
 
 
-def attend_prefill_figure(bench: Bench, model: str, dtype: DType, count: int, start: int) -> Figure:
+def attend_prefill_figure(
+    bench: Bench, card: Card, model: str, dtype: DType, count: int, start: int
+) -> Figure:
     """Prefill attention of one layer: ``count`` columns from position ``start`` on."""
     heads, kv_heads, dim = HEADS[model]
     with Layers(bench, 4 << 30) as layers:
@@ -135,7 +136,7 @@ def attend_prefill_figure(bench: Bench, model: str, dtype: DType, count: int, st
             layers.columns(count, heads * dim),
         )
         flop = 4.0 * dim * heads * (count * start + count * (count + 1) / 2)
-        return flop_figure(replay_us(bench, [call] * 3, 5), flop)
+        return card.of_matmul(replay_us(bench, [call] * 3, 5), flop)
 
 
 def mixer_calls(
@@ -173,14 +174,14 @@ def mixer_calls(
     return calls
 
 
-def delta_figure(bench: Bench, copy: float, model: str, batch: int) -> Figure:
+def delta_figure(bench: Bench, card: Card, model: str, batch: int) -> Figure:
     """Decode of one layer that folds one record: the state is read and written."""
     dims = MIXERS[model]
     nbytes = 2 * 4 * batch * dims.num_value_heads * dims.key_dim * dims.value_dim
     num_layers = max(4, 2 * ROTATION_BYTES // nbytes)
     with Layers(bench, 4 << 30) as layers:
         calls = mixer_calls(bench, layers, model, gated_delta.decode, batch, batch, num_layers)
-        return byte_figure(replay_us(bench, calls), nbytes, copy)
+        return card.of_copy(replay_us(bench, calls), nbytes)
 
 
 def delta_prefill_figure(bench: Bench, model: str, count: int) -> Figure:
@@ -236,7 +237,7 @@ class Experts:
         return words.view(np.float32).reshape(residual.shape)
 
 
-def expert_figures(bench: Bench, copy: float) -> dict[str, Any]:
+def expert_figures(bench: Bench, card: Card) -> dict[str, Any]:
     """Experts of one layer, gathered and sorted, and their agreement."""
     found: dict[str, Any] = {}
     with Layers(bench, 4 << 30) as layers:
@@ -254,14 +255,14 @@ def expert_figures(bench: Bench, copy: float) -> dict[str, Any]:
             lists = [experts.operands(count, seed) for seed in range(12)]
             calls = [partial(moe.experts, bench.ctx, *operands) for operands, _ in lists]
             distinct = float(np.mean([number for _, number in lists]))
-            figure = byte_figure(replay_us(bench, calls), distinct * experts.expert_bytes, copy)
+            figure = card.of_copy(replay_us(bench, calls), distinct * experts.expert_bytes)
             found[f"experts T={count}"] = figure | {"distinct": distinct}
         for count in (32, 1024, 4096):
             operands, distinct = experts.operands(count, 5)
             flop = 2.0 * count * CHOSEN * 3 * HIDDEN * EXPERT_WIDTH
             us = replay_us(bench, [partial(moe.experts, bench.ctx, *operands)] * 2, 5)
-            share = distinct * experts.expert_bytes / us / 1e3 / copy
-            found[f"experts T={count}"] = flop_figure(us, flop) | {"of_copy": round(share, 3)}
+            share = distinct * experts.expert_bytes / us / 1e3 / card.copy_gb_s
+            found[f"experts T={count}"] = card.of_matmul(us, flop) | {"of_copy": round(share, 3)}
         router = layers.numbers(
             np.random.default_rng(6).normal(0, 3, (8, NUM_EXPERTS + 1)).astype(np.float32),
             DType.F32,
@@ -274,19 +275,19 @@ def expert_figures(bench: Bench, copy: float) -> dict[str, Any]:
 
 def measure(bench: Bench) -> dict[str, Any]:
     """Every figure, printed as it comes."""
-    copy = copy_gb_s(bench)
-    found: dict[str, Any] = {"copy_gb_s": round(copy, 1)}
-    sys.stdout.write(f"copy: {copy:.0f} GB/s\n")
+    card = measure_card(bench)
+    found: dict[str, Any] = {"card": card._asdict()}
+    sys.stdout.write(f"{card}\n")
     jobs: dict[str, Callable[[], Any]] = {}
     for model in HEADS:
         for dtype in (DType.BF16, DType.I8):
             for batch, positions in ((1, 1024), (1, 8192), (8, 8192), (1, 32768), (1, 131072)):
                 name = f"decode attention {model} {dtype.name} B={batch} {positions}"
-                jobs[name] = partial(attend_figure, bench, copy, model, dtype, batch, positions)
+                jobs[name] = partial(attend_figure, bench, card, model, dtype, batch, positions)
     for model in MIXERS:
         for batch in (1, 2, 4, 8):
             name = f"delta decode {model} B={batch}"
-            jobs[name] = partial(delta_figure, bench, copy, model, batch)
+            jobs[name] = partial(delta_figure, bench, card, model, batch)
         jobs[f"delta prefill {model} T=2048"] = partial(delta_prefill_figure, bench, model, 2048)
     for dtype, count, start in (
         (DType.BF16, 1024, 0),
@@ -295,8 +296,8 @@ def measure(bench: Bench) -> dict[str, Any]:
         (DType.I8, 8192, 0),
     ):
         name = f"prefill attention 27B {dtype.name} T={count} from {start}"
-        jobs[name] = partial(attend_prefill_figure, bench, "27B", dtype, count, start)
-    jobs["experts"] = partial(expert_figures, bench, copy)
+        jobs[name] = partial(attend_prefill_figure, bench, card, "27B", dtype, count, start)
+    jobs["experts"] = partial(expert_figures, bench, card)
     for name, job in jobs.items():
         found[name] = job()
         sys.stdout.write(f"{name}: {json.dumps(found[name])}\n")

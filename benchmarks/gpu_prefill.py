@@ -3,11 +3,11 @@
     python -m benchmarks.gpu_prefill FOLDER
     python -m benchmarks.gpu_prefill --compile FOLDER
 
-In one run: PyTorch's bf16 products, where it is installed, as the ceiling; the multiplication alone
-in several tile shapes; then whole products as prefill makes them, and weights of the same columns
-together and one after the other. Columns and weights are normal numbers: what a product draws, and
-so the clock, depends on the bits that change. Calls follow one another in a graph; median of five
-replays.
+In one run: PyTorch's bf16 products, where it is installed, as the ceiling; the card's copy
+bandwidth and matmul rate (`benchmarks.card`); the multiplication alone in several tile shapes; then
+whole products as prefill makes them, and weights of the same columns together and one after the
+other. Columns and weights are normal numbers: what a product draws, and so the clock, depends on
+the bits that change. Calls follow one another in a graph; median of five replays.
 """
 
 import json
@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.gpu_check import Bench
+from benchmarks.card import Card, measure_card
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_linear import clock_mhz, replay_us
 from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
 from ninfer.cuda.device import CudaDevice
@@ -106,13 +107,14 @@ def variants(format: TensorFormat) -> tuple[Coded, ...]:
 
 def alone(
     bench: Bench,
+    card: Card,
     weights: Weights,
     operands: Operands,
     format: TensorFormat,
     rows: int,
     width: int,
 ) -> dict[str, Any]:
-    """TFLOP/s and microseconds of the multiplication alone, by tile shape."""
+    """The multiplication alone, by tile shape."""
     found: dict[str, Any] = {}
     layout = WeightLayout(format, rows, width)
     arena = bench.device.arena("alone", layout.nbytes + 256)
@@ -128,13 +130,13 @@ def alone(
             call = partial(bench.stream.launch, kernel, grid, (*parts, *extents))
             us = replay_us(bench, [call] * 4, 5) / 4
             name = f"{shape.tile_columns}_{shape.stages}_{shape.band} T={count}"
-            found[name] = [tflops(rows, width, count, us), round(us, 1)]
+            found[name] = card.of_matmul(us, 2.0 * rows * width * count)
     arena.close()
     return found
 
 
-def products(bench: Bench, weights: Weights, operands: Operands) -> dict[str, Any]:
-    """Whole products as prefill makes them: TFLOP/s and microseconds."""
+def products(bench: Bench, card: Card, weights: Weights, operands: Operands) -> dict[str, Any]:
+    """Whole products as prefill makes them."""
     found: dict[str, Any] = {}
     for format, rows, width, is_added in MATRICES:
         arena = bench.device.arena("product", WeightLayout(format, rows, width).nbytes + 256)
@@ -143,7 +145,7 @@ def products(bench: Bench, weights: Weights, operands: Operands) -> dict[str, An
         for count in (256, *COLUMNS):
             call = partial(operands.call, (matrix,), count, is_added)
             us = replay_us(bench, [call] * 2, 5) / 2
-            row[f"T={count}"] = [tflops(rows, width, count, us), round(us, 1)]
+            row[f"T={count}"] = card.of_matmul(us, 2.0 * rows * width * count)
         found[f"{format.name} {rows}x{width}"] = row
         arena.close()
     return found
@@ -194,12 +196,14 @@ def main(arguments: list[str]) -> None:
     note("torch TFLOP/s", torch_tflops())
     with CudaDevice(0, prebuilt(folder)) as device:
         bench = Bench(device)
+        card = measure_card(bench)
+        note("card", card._asdict())
         weights, operands = Weights(bench), NormalOperands(bench)
         note("clocks before", clock_mhz())
         for format, rows, width in ALONE:
             name = f"alone {format.name} {rows}x{width}"
-            note(name, alone(bench, weights, operands, format, rows, width))
-        note("products", products(bench, weights, operands))
+            note(name, alone(bench, card, weights, operands, format, rows, width))
+        note("products", products(bench, card, weights, operands))
         note("groups together, alone: us", groups(bench, weights, operands))
         note("clocks after", clock_mhz())
         bench.arena.close()

@@ -6,8 +6,10 @@
 
 For each model: the start, a real prefill with a decode behind it, decoding behind an imagined
 context, and then each op of the schedule alone, captured in the order and on the operands of the
-real round. ``sum`` over ``whole`` tells what the ops gain from following one another. FOLDER holds
-prebuilt kernels; ``--compile`` brings it up to date and removes what is no longer declared.
+real round. ``sum`` over ``whole`` tells what the ops gain from following one another. The share of
+a product is its floor (bytes of weights over the copy bandwidth, or operations over the matmul
+rate, both of this run) over its time. FOLDER holds prebuilt kernels; ``--compile`` brings it up to
+date and removes what is no longer declared.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.card import matmul_tflop_s
 from ninfer.cli.bench_measures import CellPlan, Machine, measure_cell, measure_machine
 from ninfer.config import EngineConfig, KvDtype
 from ninfer.device import host_array
@@ -63,12 +66,21 @@ class Sieve:
 
     def __init__(self, table: ModuleType) -> None:
         self.kept: str | None = None
+        self.columns = 1
         self.calls: Counter[str] = Counter()
         self.nbytes: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
         self.on_route: Callable[[Any, Tensor], None] | None = None
         self.table: Any = SimpleNamespace(
             **{name: self._family(name, getattr(table, name)) for name in FAMILIES}
         )
+
+    def share(self, label: str, us: float, machine: Machine) -> float:
+        """What part of an op's time its floor takes: bytes or operations, whichever is longer."""
+        floors = [self.nbytes[label] / machine.copy_gb_s / 1e3]
+        if machine.matmul_tflop_s is not None:
+            floors.append(2e-6 * self.codes[label] * self.columns / machine.matmul_tflop_s)
+        return max(floors) / us
 
     def _family(self, name: str, module: ModuleType) -> SimpleNamespace:
         members = {key: value for key, value in vars(module).items() if not key.startswith("__")}
@@ -80,7 +92,8 @@ class Sieve:
         def call(stream: Any, *args: Any) -> None:
             label = f"{family}.{name}{_suffix(args)}"
             self.calls[label] += 1
-            self.nbytes[label] = _matrix_bytes(args)
+            if family == "linear":
+                self.nbytes[label], self.codes[label] = _matrix_bytes(args), _matrix_codes(args)
             if self.kept in (None, label):
                 launch(stream, *args)
             if name == "route" and self.on_route is not None:
@@ -102,6 +115,10 @@ def _suffix(args: tuple[Any, ...]) -> str:
         return "".join(shapes)
     widths = [arg for arg in args if isinstance(arg, LinearInput)]
     return f" {widths[-1].width}" if widths else ""
+
+
+def _matrix_codes(args: tuple[Any, ...]) -> int:
+    return sum(m.num_rows * m.num_columns for m in _matrices(args))
 
 
 def _matrix_bytes(args: tuple[Any, ...]) -> int:
@@ -143,11 +160,12 @@ def breakdown(
     lines = []
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = calls[label]
-        rate = sieve.nbytes[label] * count / us / 1e3
-        of_copy = f"{rate / machine.copy_gb_s:6.3f}" if rate else "     -"
+        share = (
+            f"{sieve.share(label, us / count, machine):6.3f}" if label in sieve.codes else "     -"
+        )
         lines.append(
             f"  {us:9.1f} us {100 * us / whole:5.1f}%  {count:4} x {us / count:8.2f} us "
-            f"{of_copy}  {label}"
+            f"{share}  {label}"
         )
     total = sum(found.values())
     return [f"  whole {whole:.1f} us, sum of the ops alone {total:.1f} us", *lines]
@@ -221,6 +239,7 @@ def measure(
         object.__setattr__(prefill_unit, "_ctx", stood_in)
         for count in [] if options.brief else sorted({min(rows), max(rows)}):
             say(f"decode round, B={count}\n")
+            sieve.columns = count
             # The header of the newest round of this size is on the device if it came last.
             measure_cell(engine, machine, CellPlan(context, 2, count, True), warmup=0, repeat=1)
             lines = breakdown(parts, sieve, partial(decode._enqueue, count), machine)
@@ -229,6 +248,7 @@ def measure(
         if not (options.brief or options.no_prefill):
             columns = min(options.chunk, context)
             say(f"prefill of {columns} tokens behind {context - columns}\n")
+            sieve.columns = columns
             lines = breakdown(parts, sieve, _chunk(prefill_unit, columns, context), machine)
             say("\n".join(lines) + "\n")
         return {"model": source.model_id, "ready_s": ready, "start": steps, "cells": cells}
@@ -286,7 +306,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--brief", action="store_true", help="no figures of single ops")
     parser.add_argument("--no-prefill", action="store_true", help="imagined prompts only")
-    parser.add_argument("--tflops", type=float, help="measured rate of bf16 products")
+    parser.add_argument(
+        "--tflops", type=float, help="rate of bf16 products instead of measuring it"
+    )
     parser.add_argument(
         "--rows", type=lambda text: [int(x) for x in text.split(",")], default=[1, 8]
     )
@@ -309,7 +331,8 @@ def main() -> None:
 
     cache = prebuilt(options.folder)
     model_stack._open_cuda = lambda ordinal: CudaDevice(ordinal, cache)
-    machine = measure_machine("0", options.tflops)
+    rate = options.tflops or matmul_tflop_s().get("idle")
+    machine = measure_machine("0", rate)
     sys.stderr.write(f"{machine}\n")
     documents = [
         measure(SyntheticModel(model_id, profile), machine, options)
