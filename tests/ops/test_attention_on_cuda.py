@@ -80,7 +80,10 @@ def test_decode_agrees_with_the_formula_and_reads_no_stale_element(
 
 
 @every_dtype
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (12, 2, 256)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(4, 2, 64), (12, 2, 256), (16, 2, 256), (8, 2, 256)],  # 27B; 35B; 0.8B to 9B
+)
 @pytest.mark.parametrize(("first", "stop"), [(40, 300), (1500, 1640)])
 def test_prefill_agrees_with_the_formula(
     num_heads: int, num_kv_heads: int, head_dim: int, first: int, stop: int, dtype: DType
@@ -91,8 +94,8 @@ def test_prefill_agrees_with_the_formula(
 
     out = attend(columns, content, is_prefill=True)
 
-    # Int8 keys are rounded to bf16 on their way to the products.
-    assert relative_error(out, columns, content) <= (2.0**-6 if dtype is DType.I8 else 2.0**-7)
+    # Int8 keys are rounded to bf16 on their way to the products, which errors of 3.9e-3 include.
+    assert relative_error(out, columns, content) <= 2.0**-7
 
 
 @every_dtype

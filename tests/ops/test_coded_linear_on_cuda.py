@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ninfer.ops import linear
+from ninfer.ops import linear, pointwise
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import DType, TensorFormat
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
@@ -171,6 +171,65 @@ def test_cut_products_have_the_same_bits(
     for parts in plans:
         monkeypatch.setattr(coded_linear, "plan", lambda *sizes, parts=parts: (parts,))
         np.testing.assert_array_equal(product(format, payload, shape, x), whole)
+
+
+@every_format
+@pytest.mark.parametrize("num_columns", [300, 513])
+def test_every_tile_ends_every_product_in_the_same_bits(
+    format: TensorFormat, num_columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles are chosen by counts of rows and columns that only published matrices have."""
+    from ninfer.kernels.cuda import coded_linear
+    from ninfer.kernels.cuda.coded_output import Ending
+    from ninfer.kernels.cuda.coded_turns import Part, shapes_for
+
+    shape = (512, 512)
+    payload = random_payload(np.random.default_rng(11), format, *shape)
+    x, before = columns(12, num_columns, shape[1]), columns(13, num_columns, shape[0])
+    plain = product(format, payload, shape, x, dtype=DType.F32)
+    rounded = bf16_to_f32(f32_to_bf16(plain))
+    with CudaBench() as bench:
+        gated = bench.out_columns(num_columns, shape[0] // 2)
+        pointwise.swiglu(bench.ctx, bench.activations(rounded), gated)
+        expected = {
+            Ending.ANY: rounded,
+            Ending.BF16: rounded,
+            Ending.ADD: bf16_to_f32(f32_to_bf16(before + plain)),
+            Ending.GATED: bench.read_columns(gated),
+        }
+
+    for ending in Ending:
+        for tiles in shapes_for(format, ending):
+            parts = (Part(tiles, 0, shape[0] // 16),)
+            monkeypatch.setattr(coded_linear, "plan", lambda *sizes, parts=parts: (parts,))
+            got = _ended(ending, format, payload, shape, x, before)
+            np.testing.assert_array_equal(got, expected[ending], str((ending, tiles)))
+
+
+def _ended(
+    ending: Any,
+    format: TensorFormat,
+    payload: Payload,
+    shape: tuple[int, int],
+    x: npt.NDArray[np.float32],
+    before: npt.NDArray[np.float32],
+) -> npt.NDArray[Any]:
+    """Products by the op that asks for an ending."""
+    margin = {"ANY": 3, "BF16": 8}
+    if ending.name in margin:
+        return product(format, payload, shape, x, margin=margin[ending.name])
+    with CudaBench() as bench:
+        packed, weight = bench.in_columns(x), bench.matrix(format, payload, *shape)
+        if ending.name == "ADD":
+            residual = bench.inout(f32_to_bf16(before))
+            linear.project_add(bench.ctx, packed, weight, residual)
+            bench.check()
+            return bench.read_activations(residual)
+        gated = bench.out_columns(len(x), shape[0] // 2)
+        products = bench.out_activations((len(x), shape[0]))
+        linear.project_gated(bench.ctx, packed, weight, products, gated)
+        bench.check()
+        return bench.read_columns(gated)
 
 
 @pytest.mark.parametrize("num_columns", [300, 2048])

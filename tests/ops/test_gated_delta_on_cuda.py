@@ -19,7 +19,13 @@ pytestmark = pytest.mark.gpu
 
 TINY = GatedDeltaDims(1, 2, 8, 16)
 REAL = GatedDeltaDims(16, 48, 128, 128)
-every_size = pytest.mark.parametrize("dims", [TINY, REAL], ids=["tiny", "real"])
+SIZES = {
+    "tiny": TINY,
+    "27B": REAL,
+    "4B, 9B, 35B": GatedDeltaDims(16, 32, 128, 128),
+    "0.8B, 2B": GatedDeltaDims(16, 16, 128, 128),
+}
+every_size = pytest.mark.parametrize("dims", SIZES.values(), ids=SIZES.keys())
 
 
 class Mixer:

@@ -145,6 +145,48 @@ def test_several_products_have_the_bits_of_single_ones(
             )
 
 
+PUBLISHED = {
+    "27B DeltaNet": (
+        (TensorFormat.Q4, 4096),
+        (TensorFormat.Q5, 12288),
+        (TensorFormat.BF16, 48),
+        (TensorFormat.BF16, 48),
+    ),
+    "27B attention": ((TensorFormat.Q4, 7168), (TensorFormat.Q5, 7168)),
+    "35B DeltaNet": ((TensorFormat.W8, 12288), (TensorFormat.BF16, 32), (TensorFormat.BF16, 32)),
+    "35B router": ((TensorFormat.BF16, 257), (TensorFormat.W8, 1024)),
+}
+"""Weights of one launch, by format and rows: how many rows there are chooses the kernel."""
+
+
+@on_cuda
+@pytest.mark.parametrize("num_columns", [1, 3, 5, 8, 16, 32])
+@pytest.mark.parametrize("weights", PUBLISHED.values(), ids=PUBLISHED.keys())
+def test_published_launches_agree_with_the_formula(
+    make_bench: BenchFactory, weights: tuple[tuple[TensorFormat, int], ...], num_columns: int
+) -> None:
+    rng, width = np.random.default_rng(num_columns), 640
+    payloads = [random_payload(rng, format, rows, width) for format, rows in weights]
+    x = columns(5, num_columns, width)
+    with make_bench() as bench:
+        products = [
+            (
+                bench.matrix(format, payload, rows, width),
+                bench.out((num_columns, rows), DType.F32),
+                0,
+            )
+            for (format, rows), payload in zip(weights, payloads, strict=True)
+        ]
+
+        linear.project_all(bench.ctx, bench.in_columns(x), products)
+
+        bench.check()
+        results = [bench.read_tensor(out) for _, out, _ in products]
+    for (format, rows), payload, got in zip(weights, payloads, results, strict=True):
+        exact, bound = exact_and_bound(format, payload, (rows, width), x)
+        assert np.all(np.abs(got - exact) <= bound)
+
+
 @on_cuda
 @every_format
 def test_columns_do_not_depend_on_their_company(

@@ -1,13 +1,13 @@
 """A whole mixture on a CUDA device: against the formula, and bit for bit against its parts."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ninfer.ops import linear, moe
 from ninfer.ops.moe import MixtureTensors, MixtureWeights
-from ninfer.tensor import DType, TensorFormat
+from ninfer.tensor import DType, Matrix, TensorFormat
 from tests.ops.test_moe import payload
 from tests.ops.test_moe_on_cuda import MixedLayer, relative_error
 from tests.support.cuda_bench import CudaBench
@@ -19,6 +19,39 @@ from tests.support.oracles.pointwise import swiglu as swiglu_oracle
 pytestmark = pytest.mark.gpu
 Q4, Q5, Q6, W8 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6, TensorFormat.W8
 BF16 = TensorFormat.BF16
+
+
+DISTINCT = 16
+
+
+class CopiedLayer(MixedLayer):
+    """As many experts as a model has, each a copy of one of a few, by chance."""
+
+    def __init__(self, format: TensorFormat, down: TensorFormat, *sizes: int) -> None:
+        num_experts, *shape = sizes
+        super().__init__(format, down, min(DISTINCT, num_experts), *shape)
+        copies = np.arange(num_experts)
+        copies[DISTINCT:] = np.random.default_rng(9).integers(0, DISTINCT, num_experts)[DISTINCT:]
+        self.copies = copies
+
+    def matrices(self, bench: Any) -> tuple[Matrix, Matrix]:
+        return (
+            self._copied(bench, self.format, self.gate_up, self.gate_up_shape),
+            self._copied(bench, self.down_format, self.down, self.down_shape),
+        )
+
+    def _copied(
+        self, bench: Any, format: TensorFormat, payload: Any, shape: tuple[int, int]
+    ) -> Matrix:
+        from ninfer.kernels.cuda.weight_layout import pack_weight
+
+        if len(self.copies) == self.num_experts:
+            return cast(Matrix, bench.matrix(format, payload, *shape))
+        # Row tiles follow one another, so those of an expert are a piece of the storage.
+        packed = pack_weight(format, payload, *shape).reshape(self.num_experts, -1)
+        rows = shape[0] // self.num_experts * len(self.copies)
+        storage = bench.put(packed[self.copies].reshape(-1))
+        return Matrix(format, storage, rows, shape[1], 0, rows)
 
 
 class Mixture:
@@ -33,7 +66,7 @@ class Mixture:
         chosen: int,
         num_tokens: int,
     ) -> None:
-        self.layer = MixedLayer(formats[0], formats[1], num_experts, hidden, width)
+        self.layer = CopiedLayer(formats[0], formats[1], num_experts, hidden, width)
         rng = np.random.default_rng(8)
         self.shared_format, self.shape, self.chosen = formats[2], (hidden, width), chosen
         self.shared_down = payload(formats[2], rng.normal(0, width**-0.5, self.shape))
@@ -43,7 +76,7 @@ class Mixture:
         self.residual = rng.normal(0, 1, (num_tokens, hidden)).astype(np.float32)
 
     def run(self, some: list[int], *, in_parts: bool = False) -> Any:
-        with CudaBench(nbytes=1 << 28) as bench:
+        with CudaBench(nbytes=1 << 30) as bench:
             hidden, width = self.shape
             count = len(some)
             between = MixtureTensors(
@@ -79,13 +112,16 @@ class Mixture:
             shared = swiglu_oracle(bench.rounded(self.gate_up)) @ down.T
             values = self.layer.values()
             x = bench.rounded(self.x)
-            added = expert_sum(x, *values, experts, weights, shared, shared_gate)
+            added = expert_sum(x, *values, self.layer.copies[experts], weights, shared, shared_gate)
             return bench.rounded(self.residual) + added
 
 
+@pytest.mark.parametrize("num_experts", [16, 256])
 @pytest.mark.parametrize("down", [Q5, Q6], ids=["Q5", "Q6"])
-def test_published_geometry_agrees_with_the_formula_and_with_its_parts(down: TensorFormat) -> None:
-    mixture = Mixture((Q4, down, W8), 16, 2048, 512, 8, 3)
+def test_published_geometry_agrees_with_the_formula_and_with_its_parts(
+    down: TensorFormat, num_experts: int
+) -> None:
+    mixture = Mixture((Q4, down, W8), num_experts, 2048, 512, 8, 3)
 
     alone = [mixture.run([token])[0] for token in range(3)]
 

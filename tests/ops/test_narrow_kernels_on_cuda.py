@@ -34,7 +34,7 @@ def test_prefill_agrees_with_the_formula(first: int, stop: int, dtype: DType) ->
     out = attend(columns, content, True, NARROW_BYTES)
 
     # As for the kernels of larger blocks.
-    assert relative_error(out, columns, content) <= (2.0**-6 if dtype is DType.I8 else 2.0**-7)
+    assert relative_error(out, columns, content) <= 2.0**-7
     np.testing.assert_array_equal(attend(columns, content, True, MIDDLE_BYTES), out)
 
 

@@ -53,6 +53,14 @@ def _staging() -> Any:
     return cuda_device().pinned_arena("staging", _STAGING_BYTES).take((_STAGING_BYTES,), DType.U8)
 
 
+def _pieces(tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Bytes of a buffer, as many at a time as are staged, and where they are."""
+    octets = Tensor(tensor.address, DType.U8, (tensor.nbytes,))
+    for first in range(0, tensor.nbytes, _STAGING_BYTES):
+        count = min(_STAGING_BYTES, tensor.nbytes - first)
+        yield octets.rows(first, count), _staging().rows(0, count)
+
+
 class CudaBench:
     """Owner of the buffers of one test.
 
@@ -139,10 +147,11 @@ class CudaBench:
     def write(self, tensor: Tensor, values: Array) -> None:
         """Overwrite a buffer."""
         octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        staged = _staging().rows(0, tensor.nbytes)
-        host_array(staged)[...] = octets
-        self.stream.upload(Tensor(tensor.address, DType.U8, (tensor.nbytes,)), staged)
-        self.stream.synchronize()
+        for part, staged in _pieces(tensor):
+            host_array(staged)[...] = octets[: staged.nbytes]
+            self.stream.upload(part, staged)
+            self.stream.synchronize()
+            octets = octets[staged.nbytes :]
 
     def read_tensor(self, tensor: Tensor) -> Array:
         """A copy of a buffer's values."""
@@ -174,10 +183,14 @@ class CudaBench:
             np.testing.assert_array_equal(self._octets(tensor), before)
 
     def _octets(self, tensor: Tensor) -> Array:
-        staged = _staging().rows(0, tensor.nbytes)
-        self.stream.download(staged, Tensor(tensor.address, DType.U8, (tensor.nbytes,)))
-        self.stream.synchronize()
-        return host_array(staged).copy()
+        found = np.empty(tensor.nbytes, np.uint8)
+        rest = found
+        for part, staged in _pieces(tensor):
+            self.stream.download(staged, part)
+            self.stream.synchronize()
+            rest[: staged.nbytes] = host_array(staged)
+            rest = rest[staged.nbytes :]
+        return found
 
     def _take(self, shape: Shape, dtype: DType) -> Tensor:
         first = self._arena.take((GUARD_BYTES,), DType.U8)
