@@ -7,6 +7,7 @@ processor time of the serving process for each token.
 Run: ``python -m benchmarks.gateway_load [seconds]``.
 """
 
+import argparse
 import http.client
 import itertools
 import json
@@ -140,8 +141,9 @@ def main() -> None:
     if sys.argv[1:2] == [CLIENT]:
         run_clients(int(sys.argv[2]), int(sys.argv[3]))
         return
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
-    num_tokens = int(seconds * TOKENS_PER_S)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=float, nargs="?", default=5.0)
+    num_tokens = int(parser.parse_args().seconds * TOKENS_PER_S)
     pace = Pace()
     engine = ScriptedEngine(
         lambda prompt: "a " * num_tokens, max_concurrency=NUM_CLIENTS, max_context=16384, pace=pace

@@ -1,11 +1,14 @@
 """A CUDA device, memory and a stopwatch: what every benchmark of the card begins with."""
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from ninfer.cuda.device import CudaDevice
+from ninfer.cuda.module import prebuilt
 from ninfer.device import host_array
 from ninfer.ops import linear
 from ninfer.ops.context import make_context
@@ -14,6 +17,27 @@ from ninfer.tensor import DType, LinearInput, Tensor
 CALLS: Final = 40
 REPLAYS: Final = 20
 STAGING_BYTES: Final = 256 << 20
+
+
+def command_line(description: str | None, *, compiles: bool = True) -> argparse.Namespace:
+    """``folder`` (None where it was not named) and, of a benchmark that compiles, ``compile``."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, nargs="?", help="prebuilt kernels; else compile now")
+    if compiles:
+        parser.add_argument("--compile", action="store_true", help="fill the folder, no device")
+    options = parser.parse_args()
+    if compiles and options.compile and options.folder is None:
+        parser.error("--compile needs a folder")
+    return options
+
+
+def open_device(folder: Path | None) -> CudaDevice:
+    """The first device, with the kernels of a folder where one is named."""
+    return CudaDevice(0, prebuilt(folder) if folder is not None else None)
 
 
 class Bench:

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.card import copy_gb_s
-from benchmarks.gpu_bench import STAGING_BYTES, Bench
-from ninfer.cuda.device import CudaDevice
+from benchmarks.gpu_bench import STAGING_BYTES, Bench, command_line, open_device
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import prebuilt
 from ninfer.kernels.cuda import sampling as cuda_sampling
 from ninfer.kernels.cuda.choice_passes import SLICES
 from ninfer.kernels.cuda.weight_layout import WeightLayout
@@ -223,10 +221,9 @@ def python_us(bench: Bench) -> dict[str, float]:
     return found
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measure and print."""
-    cache = prebuilt(Path(arguments[0])) if arguments else None
-    with CudaDevice(0, cache) as device:
+    with open_device(command_line(__doc__, compiles=False).folder) as device:
         bench = Bench(device)
         document = {
             "device": device.name,
@@ -248,4 +245,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

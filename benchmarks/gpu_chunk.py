@@ -1,6 +1,6 @@
 """All products of a prefill chunk in sequence, for seconds: ours beside PyTorch's.
 
-    python -m benchmarks.gpu_chunk FOLDER [27B|35B]
+    python -m benchmarks.gpu_chunk [FOLDER OF PREBUILT KERNELS]
 
 Question: would cuBLAS on weights that were expanded to bf16 beforehand be faster? A single product
 on a rested card says little: under load the card is at its limit of power, and its clock is what
@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_bench import Bench, command_line, open_device
 from benchmarks.gpu_linear import clock_mhz
 from benchmarks.gpu_matrices import ROUNDS, Step, Weights
 from benchmarks.gpu_prefill import NormalOperands
+from ninfer.arena import AllocatedArena
 from ninfer.cuda.device import CudaDevice
-from ninfer.cuda.module import prebuilt
+from ninfer.cuda.graph import CudaGraph
 
 COLUMNS: Final = 4096
 PART: Final = 3  # one layer in so many is there
@@ -84,44 +84,50 @@ def timed(run: Callable[[], None], synchronize: Callable[[], None]) -> float:
     return (time.perf_counter() - begin) / passes * 1e3
 
 
-def main(arguments: list[str]) -> None:
+def our_pass(bench: Bench, steps: Sequence[Step]) -> tuple[AllocatedArena, CudaGraph]:
+    """The products as prefill makes them, in a graph, and the memory of their weights."""
+    weights, operands = Weights(bench), NormalOperands(bench)
+    arena = bench.device.arena("layers", sum(step.nbytes + 4096 for step in steps))
+    calls = [
+        partial(operands.call, weights.make_step(arena, step), COLUMNS, step.is_added)
+        for step in steps
+    ]
+    for call in calls:
+        call()
+    bench.stream.synchronize()
+    bench.stream.begin_capture()
+    for call in calls:
+        call()
+    return arena, bench.stream.end_capture()
+
+
+def compare(device: CudaDevice, torch: Any, model: str) -> None:
+    """Both sides in turns."""
+    steps, bench = layers(model), Bench(device)
+    arena, graph = our_pass(bench, steps)
+    sides: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+        "ours": (partial(graph.launch, bench.stream), bench.stream.synchronize),
+        "PyTorch": (torch_pass(torch, steps), torch.cuda.synchronize),
+    }
+    for name, (run, synchronize) in [*sides.items()] * TURNS:
+        ms = timed(run, synchronize)
+        rate = flop(steps) / ms / 1e9
+        sys.stdout.write(f"{model} {name:8} {ms:7.1f} ms, {rate:5.1f} TFLOP/s, {clock_mhz()}\n")
+        sys.stdout.flush()
+    graph.close()
+    arena.close()
+    bench.arena.close()
+    bench.pinned.close()
+
+
+def main() -> None:
     """Measure and print."""
     torch: Any = import_module("torch")
-    model = arguments[1] if len(arguments) > 1 else "27B"
-    steps = layers(model)
-    with CudaDevice(0, prebuilt(Path(arguments[0]))) as device:
-        bench = Bench(device)
-        weights, operands = Weights(bench), NormalOperands(bench)
-        arena = device.arena("layers", sum(step.nbytes + 4096 for step in steps))
-        calls = [
-            partial(operands.call, weights.make_step(arena, step), COLUMNS, step.is_added)
-            for step in steps
-        ]
-        for call in calls:
-            call()
-        bench.stream.synchronize()
-        bench.stream.begin_capture()
-        for call in calls:
-            call()
-        graph = bench.stream.end_capture()
-        ours = partial(graph.launch, bench.stream)
-        theirs = torch_pass(torch, steps)
-        for _ in range(TURNS):
-            for name, run, synchronize in (
-                ("ours", ours, bench.stream.synchronize),
-                ("PyTorch", theirs, torch.cuda.synchronize),
-            ):
-                ms = timed(run, synchronize)
-                rate = flop(steps) / ms / 1e9
-                sys.stdout.write(
-                    f"{model} {name:8} {ms:7.1f} ms, {rate:5.1f} TFLOP/s, {clock_mhz()}\n"
-                )
-                sys.stdout.flush()
-        graph.close()
-        arena.close()
-        bench.arena.close()
-        bench.pinned.close()
+    with open_device(command_line(__doc__, compiles=False).folder) as device:
+        for model in ROUNDS:
+            compare(device, torch, model)
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

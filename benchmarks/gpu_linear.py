@@ -26,12 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.card import Card, measure_card
-from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_bench import Bench, command_line, open_device
 from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
 from ninfer.compilation import kernel_shapes
-from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
+from ninfer.cuda.module import KernelCache, mark_prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import linear as cuda_linear
 from ninfer.kernels.cuda.weight_layout import WeightLayout
@@ -40,7 +39,7 @@ from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
 from ninfer.tensor_formats import decode_matrix, encode_matrix
 
 COLUMNS: Final = (1, 8, 16, 32)
-ROUND_COLUMNS: Final = (1, 4, 8, 16, 24, 32)
+ROUND_COLUMNS: Final = (*range(1, 9), 16, 32)
 PREFILL_COLUMNS: Final = (1024, 4096)
 ROTATION_BYTES: Final = 400 << 20  # several times the second-level cache
 WARM_S: Final = 0.1  # load before a measurement
@@ -217,13 +216,13 @@ def compile_into(folder: Path) -> None:
     mark_prebuilt(folder)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measure and print."""
-    if "--compile" in arguments:
-        compile_into(Path(arguments[-1]))
+    options = command_line(__doc__)
+    if options.compile:
+        compile_into(options.folder)
         return
-    folders = [argument for argument in arguments if not argument.startswith("--")]
-    with CudaDevice(0, prebuilt(Path(folders[0])) if folders else None) as device:
+    with open_device(options.folder) as device:
         bench = Bench(device)
         document: dict[str, Any] = {"device": device.name}
 
@@ -250,4 +249,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -21,15 +21,14 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.card import Card, measure_card
-from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_bench import Bench, command_line, open_device
 from benchmarks.gpu_layers import (
     Figure,
     Layers,
     replay_us,
 )
 from benchmarks.gpu_matrices import Weights
-from ninfer.cuda.device import CudaDevice
-from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
+from ninfer.cuda.module import KernelCache, mark_prebuilt
 from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
@@ -37,6 +36,7 @@ from ninfer.kernels.cuda.attention_expand import make_expand
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
+from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.expert_columns import slot_steps
 from ninfer.kernels.cuda.expert_down import make_down, slots_each
 from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
@@ -307,7 +307,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def compile_all(folder: Path) -> None:
     """Fill a folder of prebuilt kernels for `measure`."""
-    kernels = [make_merge(256), make_expand()]
+    kernels = [make_merge(256), make_expand(), *(make_pack(False, flag) for flag in (False, True))]
     for to_image in (False, True):
         kernels += [make_wide_prefill(to_image), make_wide_int8_prefill(to_image)]
     kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
@@ -328,13 +328,13 @@ def compile_all(folder: Path) -> None:
     mark_prebuilt(folder)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measure and print, or compile."""
-    if arguments[:1] == ["--compile"]:
-        compile_all(Path(arguments[1]))
+    options = command_line(__doc__)
+    if options.compile:
+        compile_all(options.folder)
         return
-    cache = prebuilt(Path(arguments[0])) if arguments else None
-    with CudaDevice(0, cache) as device:
+    with open_device(options.folder) as device:
         bench = Bench(device)
         found = {"device": device.name, **measure(bench)}
         bench.arena.close()
@@ -345,4 +345,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -21,12 +21,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.card import Card, measure_card
-from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_bench import Bench, command_line, open_device
 from benchmarks.gpu_linear import clock_mhz, replay_us
 from benchmarks.gpu_matrices import BF16, Q4, Q5, Q6, ROUNDS, W8, Operands, Weights
-from ninfer.cuda.device import CudaDevice
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.cuda.module import KernelCache, mark_prebuilt, prebuilt
+from ninfer.cuda.module import KernelCache, mark_prebuilt
 from ninfer.kernels.cuda import coded_linear
 from ninfer.kernels.cuda.coded_output import Ending
 from ninfer.kernels.cuda.coded_product import make_coded_product
@@ -177,10 +176,11 @@ def run_kernels() -> list[Kernel]:
     return list(dict.fromkeys(kernels))
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measure and print."""
-    folder = Path(arguments[-1])
-    if "--compile" in arguments:
+    options = command_line(__doc__)
+    folder: Path = options.folder
+    if options.compile:
         cache = KernelCache(folder)
         for kernel in run_kernels():
             sys.stdout.write(f"{kernel.name} {cache.compiled(kernel, 'sm_90').figures}\n")
@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> None:
         sys.stdout.flush()
 
     note("torch TFLOP/s", torch_tflops())
-    with CudaDevice(0, prebuilt(folder)) as device:
+    with open_device(folder) as device:
         bench = Bench(device)
         card = measure_card(bench)
         note("card", card._asdict())
@@ -214,4 +214,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -4,6 +4,7 @@ Prints, for every stored format and several numbers of columns, the best of five
 per second (two operations each). The matrix does not fit into the caches, as in a real model.
 """
 
+import argparse
 import sys
 import time
 from typing import Final
@@ -63,4 +64,6 @@ def _seconds(ctx: OpContext, x: LinearInput, weight: Matrix, out: Tensor) -> flo
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("num_threads", type=int, nargs="?", default=1)
+    main(parser.parse_args().num_threads)
