@@ -122,8 +122,9 @@ def compare(device: CudaDevice, torch: Any, model: str) -> None:
 
 def main() -> None:
     """Measure and print."""
+    folder = command_line(__doc__, compiles=False).folder
     torch: Any = import_module("torch")
-    with open_device(command_line(__doc__, compiles=False).folder) as device:
+    with open_device(folder) as device:
         for model in ROUNDS:
             compare(device, torch, model)
             torch.cuda.empty_cache()
