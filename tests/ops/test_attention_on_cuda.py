@@ -127,7 +127,7 @@ def test_chunks_do_not_change_a_bit_of_a_prefill(dtype: DType) -> None:
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
 
 
-@pytest.mark.parametrize(("first", "stop"), [(0, 300), (1500, 1640)])
+@pytest.mark.parametrize(("first", "stop"), [(0, 300), (1500, 1640), (1500, 1600)])
 def test_a_sequence_too_long_for_the_scratch_memory_gets_the_same_bits(
     first: int, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,18 +235,18 @@ def test_folding_several_records_equals_folding_them_one_by_one(dims: GatedDelta
 def test_a_row_does_not_see_its_batch(  # alone held in registers, together in shared memory
     dims: GatedDeltaDims,
 ) -> None:
-    x, ab = random_tokens(dims, 4, 3)
+    x, ab = random_tokens(dims, 6, 3)
     with CudaBench(nbytes=1 << 29) as bench:
-        mixer = Mixer(bench, dims, 8)
+        mixer = Mixer(bench, dims, 12)
         alone = []
-        for i in range(4):
+        for i in range(6):
             first = mixer.decode([i], x[i : i + 1], ab[i : i + 1], [0])
             second = mixer.decode([i], x[i : i + 1], ab[i : i + 1], [1])
             alone.append((first[0], second[0], mixer.persistent(i)))
-        order, slots = [2, 0, 3, 1], [6, 4, 7, 5]
+        order, slots = [2, 0, 4, 3, 5, 1], [8, 6, 9, 7, 11, 10]
 
-        first = mixer.decode(slots, x[order], ab[order], [0] * 4)
-        second = mixer.decode(slots, x[order], ab[order], [1] * 4)
+        first = mixer.decode(slots, x[order], ab[order], [0] * 6)
+        second = mixer.decode(slots, x[order], ab[order], [1] * 6)
 
         for at, i in enumerate(order):
             np.testing.assert_array_equal(first[at], alone[i][0])

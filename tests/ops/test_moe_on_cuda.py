@@ -229,11 +229,16 @@ def test_a_column_of_many_does_not_see_the_others() -> None:
     np.testing.assert_array_equal(run(layer, columns, list(range(100, 300))), together[100:300])
 
 
-@pytest.mark.parametrize("num_tokens", [3, 40, 200])
+# Counts of tokens that have kernels of their own: one alone, few, listed, many.
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, 12, 40, 200])
 @pytest.mark.parametrize(
     ("gate_up", "down"),
-    [(TensorFormat.Q4, TensorFormat.Q5), (TensorFormat.Q4, TensorFormat.Q6)],
-    ids=["Q4-Q5", "Q4-Q6"],
+    [
+        (TensorFormat.Q4, TensorFormat.Q5),
+        (TensorFormat.Q4, TensorFormat.Q6),
+        *((format, format) for format in WEIGHT_FORMATS),
+    ],
+    ids=lambda format: format.name,
 )
 def test_published_geometry_agrees_with_the_formula(
     gate_up: TensorFormat, down: TensorFormat, num_tokens: int

@@ -12,6 +12,7 @@ arithmetic too: columns, state (`delta_prefill`), gated norm.
 from collections.abc import Sequence
 from typing import Final
 
+from ninfer.config import MAX_CONCURRENCY
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
@@ -165,7 +166,9 @@ def kernels_of(
     made: tuple[Kernel, ...] = (make_columns(heads, True),)
     if by_chunks:
         made = (make_chunk_operands(heads, True), _scan(heads, has_warpgroups)[0])
-    ways = (False, True) if can_stage(heads) else (False,)
+    most = [heads.num_value_heads * count for count in range(1, MAX_CONCURRENCY + 1)]
+    is_ever_staged = can_stage(heads) and not all(map(_is_held, most))
+    ways = (False, True) if is_ever_staged else (False,)
     return (
         *made,
         make_window(heads),
