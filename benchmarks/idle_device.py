@@ -10,6 +10,7 @@ launches, which is less than it declares, and what a decode round costs on the h
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -69,9 +70,6 @@ class IdleEvent:
 class IdleGraph:
     """Replays nothing."""
 
-    def prepare(self) -> None:
-        """Nothing to load."""
-
     def launch(self, stream: Any) -> None:
         """Nothing to enqueue."""
 
@@ -103,6 +101,10 @@ class IdleStream:
     def record(self) -> IdleEvent:
         """The present end."""
         return IdleEvent()
+
+    def rehearse(self, sequence: Callable[[], None], ahead: object = None) -> None:
+        """Note the kernels of a sequence."""
+        sequence()
 
     def end_capture(self) -> IdleGraph:
         """An empty recording."""

@@ -2,9 +2,12 @@
 
 Maps model dimensions to what kernels are specialised on, asks the kernel table which kernels that
 means, and fills the cache. Needs no device and no artifact, but the compiler, which is an optional
-dependency: importing this module without it fails.
+dependency: importing this module without it fails. Run as a program, the module compiles what
+another process asks for.
 """
 
+import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,3 +202,21 @@ def shapes_of(geometry: Geometry) -> KernelShapes:
         expert_width=moe.expert_width if moe else 0,
         shared_width=moe.shared_width if moe else 0,
     )
+
+
+def main() -> None:
+    """Be the process that `ninfer.cuda.compile_ahead` asks: kernels by name, on standard input."""
+
+    def report(done: int, total: int) -> None:
+        sys.stdout.write(f"{done} {total}\n")
+        sys.stdout.flush()
+
+    wanted = json.load(sys.stdin)
+    names, target = set(wanted["kernels"]), wanted["target"]
+    declared = declared_kernels([wanted["model"]], target)
+    jobs = [(kernel, target) for kernel in declared if kernel.name in names]
+    compile_together(KernelCache(default_folder()), jobs, progress=report)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ in memory.
 """
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,11 @@ from ninfer.tensor import DType, Shape, Tensor
 
 ALIGNMENT = 256
 """Every tensor an arena hands out starts at a multiple of this many bytes."""
+
+
+CompileAhead = Callable[[Sequence[str], str], None]
+"""Told names of kernels that are missing, and for which target: may bring them into the cache of
+compiled kernels, several at a time. What it leaves is compiled one by one."""
 
 
 class Arena(Protocol):
@@ -58,9 +64,6 @@ class Event(Protocol):
 class Graph(Protocol):
     """Recorded work with fixed addresses."""
 
-    def prepare(self) -> None:
-        """Compile and load whatever a launch needs, so that the first one need not."""
-
     def launch(self, stream: "Stream") -> None:
         """Enqueue one replay."""
 
@@ -91,6 +94,14 @@ class Stream(Protocol):
 
         Raises:
             InvariantError: the device reported a fault.
+        """
+
+    def rehearse(self, sequence: Callable[[], None], ahead: CompileAhead | None = None) -> None:
+        """Bring what a sequence of ops needs into place, running nothing of it.
+
+        Args:
+            sequence: enqueues the ops, but no copy to or from the host and no mark.
+            ahead: asked first where many kernels have to be compiled.
         """
 
     def begin_capture(self) -> None:

@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Self
 
 from ninfer.artifact.reader import ArtifactReader
 from ninfer.config import EngineConfig, fitted
-from ninfer.device import Device
+from ninfer.device import CompileAhead, Device
 from ninfer.errors import ConfigurationError, DeviceUnavailable
 from ninfer.frontend.frontend import Frontend
 from ninfer.host.device import HostDevice
@@ -98,6 +98,7 @@ class LoadedModel:
         config: EngineConfig,
         chat_template: str | None,
         progress: Progress | None,
+        compiling: Progress | None = None,
     ) -> None:
         timeline = Timeline()
         with ExitStack() as stack:
@@ -114,7 +115,7 @@ class LoadedModel:
                 device = stack.enter_context(open_device(config.device))
                 timeline.note("device")
                 self.program: ModelProgram = build_program(
-                    config, bound, reader, device, progress, timeline
+                    config, bound, reader, device, progress, timeline, self._ahead(compiling)
                 )
                 stack.callback(self.program.close)
                 chunk = self.program.memory.prefill_chunk
@@ -125,6 +126,14 @@ class LoadedModel:
             )
             self.start_seconds = timeline.seconds
             self._stack = stack.pop_all()
+
+    def _ahead(self, progress: Progress | None) -> CompileAhead:
+        def ahead(names: Sequence[str], target: str) -> None:
+            from ninfer.cuda.compile_ahead import compile_ahead  # as device code, when asked for
+
+            compile_ahead(self.model_id, names, target, progress)
+
+        return ahead
 
     @property
     def measurement(self) -> Measurement:

@@ -85,6 +85,7 @@ class Engine:
         config: EngineConfig | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
+        compiling: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load a model and start its worker.
@@ -94,6 +95,8 @@ class Engine:
             config: start-up options; its purpose must be generation.
             chat_template: source of a template to use instead of the artifact's.
             progress: told (bytes loaded, bytes in all) while weights are loaded.
+            compiling: told (kernels compiled, kernels in all) while a first start on a CUDA device
+                compiles those of the model.
             clock: seconds; never goes back.
 
         Raises:
@@ -108,7 +111,9 @@ class Engine:
             raise ConfigurationError("an Engine generates; use Scorer to score", field="purpose")
         _refuse_idle_slots(config)
         with ExitStack() as stack:
-            loaded = stack.enter_context(LoadedModel(model, config, chat_template, progress))
+            loaded = stack.enter_context(
+                LoadedModel(model, config, chat_template, progress, compiling)
+            )
             core = EngineCore(
                 loaded.program,
                 max_pending=config.max_pending,

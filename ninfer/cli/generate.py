@@ -108,6 +108,9 @@ def open_engine(
                 config=engine_config(options, max_concurrency=max_concurrency),
                 chat_template=None if template is None else read_text(template),
                 progress=lambda done, total: console.progress("loading", done, total),
+                compiling=lambda done, total: console.progress(
+                    "compiling", done, total, unit="kernels"
+                ),
             )
     finally:
         patience.cancel()

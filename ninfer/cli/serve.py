@@ -142,6 +142,9 @@ def _loaded(
             config=config,
             chat_template=None if template is None else read_text(template),
             progress=report,
+            compiling=lambda done, total: console.progress(
+                "compiling", done, total, unit="kernels"
+            ),
         )
 
 

@@ -4,6 +4,7 @@ Owner of a reference to the primary context and of everything created in it exce
 are in `stream`, arenas in `memory`; what the kernels compute is the kernel table's business.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -19,6 +20,7 @@ from ninfer.cuda.module import (
     has_clusters,
 )
 from ninfer.cuda.stream import CudaStream
+from ninfer.device import CompileAhead
 from ninfer.errors import (
     DeviceUnavailable,
     InvariantError,
@@ -237,6 +239,19 @@ class CudaDevice:
                 driver.allow_dynamic_shared(found, max(kernel.dynamic_shared_bytes, most))
             self._functions[kernel] = found
         return found
+
+    def make_ready(self, kernels: Collection[Kernel], ahead: CompileAhead | None = None) -> None:
+        """Compile the kernels that the cache does not hold, and load all of them.
+
+        Args:
+            kernels: what will be launched.
+            ahead: asked first where more than one is missing.
+        """
+        missing = [one.name for one in kernels if not self._cache.holds(one, self.target)]
+        if ahead is not None and len(missing) > 1:
+            ahead(missing, self.target)
+        for kernel in kernels:
+            self.function(kernel)
 
     def close(self) -> None:
         """Close streams, unload kernels, give the context back; idempotent.

@@ -34,9 +34,6 @@ class CudaGraph:
         self._executable: driver.Handle = executable
         self._stream: Final = stream
 
-    def prepare(self) -> None:
-        """Nothing is left to do: capturing has loaded the kernels."""
-
     def launch(self, stream: Stream) -> None:
         """Enqueue one replay.
 

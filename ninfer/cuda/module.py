@@ -180,6 +180,10 @@ class KernelCache:
         self.folder: Final = folder
         self._toolchain: Final = toolchain_id
 
+    def holds(self, kernel: Kernel, target: str) -> bool:
+        """Whether there is a file of a kernel; nobody looks whether it is whole."""
+        return self._path(kernel, target, self._key(kernel, target)).exists()
+
     def compiled(self, kernel: Kernel, target: str) -> Compiled:
         """Return the kernel for a target, from the folder or built now.
 
@@ -189,7 +193,7 @@ class KernelCache:
                 or by one that does not load.
         """
         key = self._key(kernel, target)
-        path = self.folder / f"{kernel.name}.{target}.{key[:32]}.kernel"
+        path = self._path(kernel, target, key)
         found = _read(path, key, kernel.name, target)
         if found is not None:
             return found
@@ -201,6 +205,9 @@ class KernelCache:
         built = build(kernel, target)
         _write(path, key, built)
         return built
+
+    def _path(self, kernel: Kernel, target: str, key: str) -> Path:
+        return self.folder / f"{kernel.name}.{target}.{key[:32]}.kernel"
 
     def _key(self, kernel: Kernel, target: str) -> str:
         parts = (str(_FORMAT), source_digest(kernel), target, self._toolchain or toolchain())

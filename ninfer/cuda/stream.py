@@ -9,11 +9,13 @@ their handles.
 import ctypes
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from ninfer.cuda import driver
 from ninfer.cuda.graph import CudaGraph
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.cuda.stream_owner import StreamOwner
+from ninfer.device import CompileAhead
 from ninfer.errors import IllegalMove, InvariantError, NinferError, ShapeError
 from ninfer.tensor import DType, Tensor
 
@@ -64,43 +66,6 @@ _CTYPES: Final[dict[Param, Callable[[Any], Any]]] = {
 }
 
 
-class StreamOwner(Protocol):
-    """What a stream needs of its device."""
-
-    @property
-    def fault(self) -> NinferError | None:
-        """The fault that lost the context, if there was one."""
-
-    @property
-    def has_programmatic_launch(self) -> bool:
-        """Whether a kernel may start before its predecessor has ended."""
-
-    @property
-    def has_warpgroups(self) -> bool:
-        """Whether kernels may use warpgroup instructions."""
-
-    @property
-    def has_clusters(self) -> bool:
-        """Whether blocks can start in clusters."""
-
-    @property
-    def num_multiprocessors(self) -> int:
-        """Blocks that run at once where one fills a multiprocessor."""
-
-    @property
-    def shared_bytes(self) -> int:
-        """Most shared memory of a block."""
-
-    def bind(self) -> None:
-        """Make the context current in the calling thread."""
-
-    def lose(self, fault: NinferError) -> None:
-        """Note that the context is lost."""
-
-    def function(self, kernel: Kernel) -> driver.Handle:
-        """Loaded entry point of a kernel."""
-
-
 class CudaEvent:
     """A point in a stream's order."""
 
@@ -141,6 +106,7 @@ class CudaStream:
         self._num_recorded = 0
         self._state = StreamState.RUNNING
         self._fault: NinferError | None = None
+        self._rehearsed: dict[Kernel, None] | None = None
 
     @property
     def state(self) -> StreamState:
@@ -191,6 +157,9 @@ class CudaStream:
             return
         if len(args) != len(kernel.params):
             raise ShapeError(f"{kernel.name}: {len(args)} arguments for {len(kernel.params)}")
+        if self._rehearsed is not None:
+            self._rehearsed[kernel] = None
+            return
         values = [_CTYPES[param](arg) for param, arg in zip(kernel.params, args, strict=True)]
         block = (kernel.threads if threads is None else threads, 1, 1)
         dynamic = kernel.dynamic_shared_bytes if shared_bytes is None else shared_bytes
@@ -269,6 +238,23 @@ class CudaStream:
         self._expect_not_capturing("synchronize")
         self._enqueue(lambda: driver.synchronize_stream(self._handle))
         self._report()
+
+    def rehearse(self, sequence: Callable[[], None], ahead: CompileAhead | None = None) -> None:
+        """Compile and load every kernel that a sequence launches, running nothing of it.
+
+        Raises:
+            InvariantError: the stream is capturing, faulted or closed; a kernel does not compile.
+            DeviceUnavailable: a kernel would have to be compiled and cannot be.
+        """
+        self._report()
+        self._expect_not_capturing("a rehearsal")
+        self._rehearsed = {}
+        try:
+            sequence()
+            kernels = self._rehearsed
+        finally:
+            self._rehearsed = None
+        self._owner.make_ready(kernels, ahead)
 
     def begin_capture(self) -> None:
         """Record instead of running from here on.
@@ -349,7 +335,7 @@ class CudaStream:
         """Make a driver call, unless the stream is faulted; keep its failure."""
         if self._state is StreamState.CLOSED:
             raise InvariantError("work was given to a closed stream")
-        if self._state is StreamState.FAULTED:
+        if self._state is StreamState.FAULTED or self._rehearsed is not None:
             return
         if self._owner.fault is not None:
             self._become_faulty(self._owner.fault)

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from ninfer.arena import AllocatedArena
-from ninfer.device import ALIGNMENT
+from ninfer.device import ALIGNMENT, CompileAhead
 from ninfer.errors import IllegalMove, InvariantError, OutOfDeviceMemory, ShapeError
 from ninfer.host.bands import BandPool
 from ninfer.host.graph import HostGraph, Operation
@@ -185,6 +185,19 @@ class HostStream:
         self._expect_not_capturing("synchronize")
         if self._fault is not None:
             raise InvariantError(f"a kernel failed: {self._fault!r}") from self._fault
+
+    def rehearse(self, sequence: Callable[[], None], ahead: CompileAhead | None = None) -> None:
+        """Compile every kernel that a sequence calls; ``ahead`` is for devices with a driver.
+
+        Raises:
+            IllegalMove: the stream is capturing, faulted or closed.
+        """
+        self.begin_capture()
+        try:
+            sequence()
+        finally:
+            recorded = self.end_capture()
+        recorded.prepare()
 
     def begin_capture(self) -> None:
         """Record instead of running from here on.

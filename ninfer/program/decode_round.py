@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from ninfer.device import CompileAhead
 from ninfer.errors import InvariantError
 from ninfer.generation import SamplingParams
 from ninfer.models.qwen_hybrid import text
@@ -41,6 +42,7 @@ class DecodeRound:
         addressable: ids below this may be chosen.
         max_rows: largest B.
         use_graphs: whether to capture, or to run the same sequence eagerly.
+        ahead: see `Stream.rehearse`.
 
     Attributes:
         clock: takes the times of rounds.
@@ -57,6 +59,7 @@ class DecodeRound:
         max_rows: int,
         *,
         use_graphs: bool,
+        ahead: CompileAhead | None = None,
     ) -> None:
         self._ctx: Final = ctx
         self._model: Final = model
@@ -69,18 +72,14 @@ class DecodeRound:
             carve_activations(ctx, model.geometry, model.weights, rows, workspace)
             for rows in range(1, max_rows + 1)
         )
-        self._warm_up()
+        self._warm_up(ahead)
         self._graphs: Final = DecodeGraphs(
             ctx.stream, self._enqueue, max_rows, use_graphs=use_graphs
         )
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, ahead: CompileAhead | None) -> None:
         """Compile and load everything now, and run it once on what belongs to nobody yet."""
-        self._ctx.stream.begin_capture()
-        self._enqueue(1)
-        graph = self._ctx.stream.end_capture()
-        graph.prepare()
-        graph.close()
+        self._ctx.stream.rehearse(self._enqueue_every, ahead)
         self._io.upload_decode(self._ctx.stream, [_IDLE_ROW])
         self._enqueue(1)
         self._ctx.stream.synchronize()
@@ -120,6 +119,10 @@ class DecodeRound:
                 self._newest.wait()
             self._newest = None
         self._graphs.close()
+
+    def _enqueue_every(self) -> None:
+        for index in range(len(self._activations)):
+            self._enqueue(index + 1)
 
     def _enqueue(self, num_rows: int) -> None:
         """Enqueue the round of exactly ``num_rows`` rows on fixed addresses."""

@@ -9,18 +9,20 @@ Program's business.
 
 from typing import Final
 
-from ninfer.device import Graph
+from ninfer.device import CompileAhead, Graph
 from ninfer.models.qwen_hybrid import text
 from ninfer.models.qwen_hybrid.activations import carve_activations
-from ninfer.models.qwen_hybrid.text import TextColumns, TextModel
+from ninfer.models.qwen_hybrid.text import TextModel
+from ninfer.models.qwen_hybrid.weights import kinds_of_layers
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.prefill_parts import part_layers
 from ninfer.program.round_io import PrefillChunk, RoundIo
 from ninfer.tensor import Tensor
 
-_TYPICAL: Final = (1, 8, 16, 32, 64, 128, 256)
-"""Sizes of chunks at which a device may go over to other kernels."""
+_FEW: Final = (*range(1, 9), 16, 32, 64)
+_STEP: Final = 64
+"""A device may have other kernels for each of a few columns, for those, and from step to step."""
 
 
 def chunk_stop(frontier: int, known_tokens: int, chunk_tokens: int) -> int:
@@ -88,26 +90,34 @@ class Prefill:
         graphs = self._graphs.get(count)
         for part in parts:
             if graphs is None:
-                self._enqueue(inputs.columns, count, part)
+                self._enqueue(count, self._parts(count)[part])
             else:
                 graphs[part].launch(ctx.stream)
         ctx.stream.synchronize()
 
-    def prepare(self, max_columns: int, *, use_graphs: bool) -> None:
+    def prepare(
+        self, max_columns: int, *, use_graphs: bool, ahead: CompileAhead | None = None
+    ) -> None:
         """Compile and load what chunks of up to ``max_columns`` need, without running any.
 
         Args:
             max_columns: size of a full chunk.
             use_graphs: whether full chunks are replayed, or enqueued op by op like all others.
+            ahead: see `Stream.rehearse`.
         """
-        for count in sorted({min(typical, max_columns) for typical in (*_TYPICAL, max_columns)}):
-            keeps = use_graphs and count == max_columns
-            kept = self._graphs.setdefault(count, []) if keeps else []
-            for part in range(self.num_parts(count)):
-                kept.append(self._captured(count, part))
-                kept[-1].prepare()
-                if not keeps:
-                    kept.pop().close()
+        counts = {*_FEW, *range(_STEP, max_columns, _STEP), max_columns}
+        kinds = kinds_of_layers(self._model.weights)
+
+        def enqueue_every() -> None:
+            for count in sorted(count for count in counts if count <= max_columns):
+                for layer in kinds:
+                    self._enqueue(count, range(layer, layer + 1))
+
+        self._ctx.stream.rehearse(enqueue_every, ahead)
+        if use_graphs:
+            kept = self._graphs.setdefault(max_columns, [])
+            for layers in self._parts(max_columns):
+                kept.append(self._captured(max_columns, layers))
 
     def close(self) -> None:
         """Drop the graphs; idempotent."""
@@ -116,16 +126,16 @@ class Prefill:
             while graphs:
                 graphs.pop().close()
 
-    def _captured(self, count: int, part: int) -> Graph:
+    def _captured(self, count: int, layers: range) -> Graph:
         stream = self._ctx.stream
         stream.begin_capture()
-        self._enqueue(self._io.prefill_inputs(count).columns, count, part)
+        self._enqueue(count, layers)
         return stream.end_capture()
 
-    def _enqueue(self, columns: TextColumns, count: int, part: int) -> None:
-        ctx, model = self._ctx, self._model
+    def _enqueue(self, count: int, layers: range) -> None:
+        ctx, model, columns = self._ctx, self._model, self._io.prefill_inputs(count).columns
         activations = carve_activations(ctx, model.geometry, model.weights, count, self._workspace)
-        text.prefill_columns(ctx, model, columns, activations, self._parts(count)[part])
+        text.prefill_columns(ctx, model, columns, activations, layers)
 
     def _parts(self, num_columns: int) -> tuple[range, ...]:
         return part_layers(len(self._model.weights.layers), num_columns)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ninfer.artifact.reader import ArtifactReader
 from ninfer.config import EngineConfig, Purpose, SpeculativeBackend
-from ninfer.device import Arena, Device
+from ninfer.device import Arena, CompileAhead, Device
 from ninfer.errors import ConfigurationError, UnsupportedFeature
 from ninfer.models.qwen_hybrid.activations import activation_bytes
 from ninfer.models.qwen_hybrid.binding import BoundModel
@@ -74,6 +74,7 @@ def build_program(
     device: Device,
     progress: Progress | None = None,
     timeline: Timeline | None = None,
+    ahead: CompileAhead | None = None,
 ) -> ModelProgram:
     """Build the Program of one model; the caller keeps owning ``reader`` and ``device``.
 
@@ -85,6 +86,7 @@ def build_program(
         device: where everything lives.
         progress: told (bytes loaded, bytes in all) while weights are loaded.
         timeline: notes how long the steps took.
+        ahead: see `Stream.rehearse`.
 
     Raises:
         ConfigurationError: an option does not fit this model or device.
@@ -95,7 +97,7 @@ def build_program(
     _check_context(config, bound)
     with ExitStack() as stack:
         timeline = timeline or Timeline()
-        builder = _Builder(config, bound, device, stack, timeline)
+        builder = _Builder(config, bound, device, stack, timeline, ahead)
         weights = builder.load(reader, progress)
         timeline.note("weights")
         plan = builder.plan(weights)
@@ -124,12 +126,14 @@ class _Builder:
         device: Device,
         stack: ExitStack,
         timeline: Timeline,
+        ahead: CompileAhead | None,
     ) -> None:
         self._config: Final = config
         self._bound: Final = bound
         self._device: Final = device
         self._stack: Final = stack
         self._timeline: Final = timeline
+        self._ahead: Final = ahead
         self._ctx: Final[OpContext] = make_context(device, device.stream())
         self._weights_bytes = 0
         self._imagination: SyntheticWeights | None = None
@@ -249,13 +253,14 @@ class _Builder:
             self._bound.addressable_tokens,
             config.max_concurrency,
             use_graphs=config.use_graphs,
+            ahead=self._ahead,
         )
         self._stack.callback(decode.close)
         self._timeline.note("decode warm-up and graphs")
         columns = _region(plan, workspace, _ACTIVATIONS)
         prefill = Prefill(ctx, model, state.counts, io, columns)
         self._stack.callback(prefill.close)
-        prefill.prepare(extents.max_columns, use_graphs=config.use_graphs)
+        prefill.prepare(extents.max_columns, use_graphs=config.use_graphs, ahead=self._ahead)
         # Runs once, too; what it writes belongs to nobody yet.
         prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
         self._timeline.note("prefill warm-up")

@@ -71,6 +71,9 @@ class Owner:
     def function(self, kernel: Kernel) -> str:
         return kernel.name
 
+    def make_ready(self, kernels: Any, ahead: Any) -> None:
+        self.made_ready = ([kernel.name for kernel in kernels], ahead)
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
@@ -96,6 +99,42 @@ def test_work_reaches_the_driver_in_order(fake: FakeDriver) -> None:
         "copy_to_host",
         "synchronize_stream",
     ]
+
+
+def test_a_rehearsal_makes_kernels_ready_and_reaches_no_driver(fake: FakeDriver) -> None:
+    owner = Owner()
+    made = CudaStream(owner, SCRATCH)
+    other = replace(KERNEL, name="other")
+
+    def sequence() -> None:
+        for kernel in (KERNEL, other, KERNEL):
+            made.launch(kernel, (1, 1, 1), (1, 2.0))
+        made.launch(replace(KERNEL, name="without blocks"), (0, 1, 1), (1, 2.0))
+        made.clear(A)
+
+    made.rehearse(sequence, ahead := lambda names, target: None)
+
+    assert owner.made_ready == (["probe", "other"], ahead)
+    assert fake.calls == ["create_stream"]
+    made.launch(KERNEL, (1, 1, 1), (1, 2.0))
+    assert fake.calls[1:] == ["launch"]
+
+
+def test_a_rehearsal_that_fails_leaves_a_stream_that_works(fake: FakeDriver) -> None:
+    made = CudaStream(Owner(), SCRATCH)
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        made.rehearse(broken)
+    made.begin_capture()
+    with pytest.raises(InvariantError, match="rehearsal"):
+        made.rehearse(lambda: None)
+    made.end_capture()
+
+    made.launch(KERNEL, (1, 1, 1), (1, 2.0))
+    assert fake.calls[-1] == "launch"
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

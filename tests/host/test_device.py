@@ -190,6 +190,19 @@ def test_fault_stays_on_its_own_stream() -> None:
         healthy.record().synchronize()
 
 
+def test_a_rehearsal_runs_nothing() -> None:
+    with HostDevice(1) as device:
+        stream, calls = device.stream(), list[int]()
+
+        stream.rehearse(lambda: stream.enqueue(calls.append, 1))
+        with pytest.raises(ZeroDivisionError):
+            stream.rehearse(fail)
+
+        assert calls == []
+        stream.enqueue(calls.append, 2)
+        assert calls == [2]
+
+
 def test_capturing_stream_refuses_to_wait() -> None:
     with HostDevice(1) as device:
         stream = device.stream()

@@ -5,8 +5,8 @@ the bytes lie nor in which format. Source: artifact contract, section 9.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from ninfer.models.package import DenseGeometry, Geometry, LayerKind, MoeGeometry
 from ninfer.models.qwen_hybrid.binding import BoundModel
@@ -121,6 +121,29 @@ def text_weights(
         final_norm=tensors["text/final_norm"],
         head=matrices[_EMBEDDING if geometry.is_tied else _HEAD],
     )
+
+
+def kinds_of_layers(weights: TextWeights) -> tuple[int, ...]:
+    """The first layer of each kind: layers of a kind differ in what is stored, not in how."""
+    found: dict[object, int] = {}
+    for index, layer in enumerate(weights.layers):
+        found.setdefault(_extents(layer), index)
+    return tuple(found.values())
+
+
+def _extents(part: Any) -> object:
+    """Types, formats and shapes of a layer, and no address."""
+    match part:
+        case Matrix():
+            return part.format, part.num_rows, part.num_columns
+        case Tensor():
+            return part.dtype, part.shape
+        case tuple():
+            return tuple(map(_extents, part))
+        case int():
+            return part
+        case _:
+            return type(part), *(_extents(getattr(part, field.name)) for field in fields(part))
 
 
 @dataclass(frozen=True, slots=True)
