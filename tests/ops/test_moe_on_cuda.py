@@ -1,5 +1,6 @@
 """Mixture of experts on a CUDA device: against the formula, and bit for bit against itself."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,10 @@ class MixedLayer(Layer):
         )
 
     def values(self) -> tuple[Any, Any]:
+        return self._values
+
+    @cached_property
+    def _values(self) -> tuple[Any, Any]:
         gate_up = weight_values(self.format, self.gate_up, *self.gate_up_shape)
         gate_up = gate_up.reshape(self.num_experts, 2 * self.width, self.hidden)
         down = weight_values(self.down_format, self.down, *self.down_shape)
@@ -241,12 +246,12 @@ def test_a_column_of_many_does_not_see_the_others() -> None:
 def test_published_geometry_agrees_with_the_formula(
     gate_up: TensorFormat, down: TensorFormat
 ) -> None:
-    layer = MixedLayer(gate_up, down, 16, 2048, 512)
-    columns = Columns(layer, 200, 8)
+    layer = MixedLayer(gate_up, down, 9, 2048, 512)
+    columns = Columns(layer, 130, 8)
     exact = expected_of(layer, columns)
 
     # Counts that have kernels of their own: one alone, few, several tiles, listed, many.
     for count in (1, 2, 3, 8, 12, 40):
         out = run(layer, columns, list(range(count)))
         assert relative_error(out, exact[:count]) <= 2.0**-8, count
-    expect_many(run(layer, columns, list(range(200))), layer, columns)
+    expect_many(run(layer, columns, list(range(130))), layer, columns)
