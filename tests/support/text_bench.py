@@ -1,6 +1,9 @@
-"""The text schedule on the host device without a Program: one sequence, slot 0, pages in order."""
+"""The text schedule without a Program, on any device: one sequence, slot 0, pages in order.
 
-from collections.abc import Sequence
+Numbers travel through pinned memory, so that the same bench serves the host and a card.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -11,42 +14,69 @@ from ninfer.artifact.reader import ArtifactReader
 from ninfer.device import host_array
 from ninfer.host.device import HostDevice
 from ninfer.models.qwen_hybrid import text
-from ninfer.models.qwen_hybrid.activations import activation_bytes, carve_activations
+from ninfer.models.qwen_hybrid.activations import (
+    MoeActivations,
+    TextActivations,
+    activation_bytes,
+    carve_activations,
+)
 from ninfer.models.qwen_hybrid.binding import BoundModel
 from ninfer.models.qwen_hybrid.inventory import ObjectGroup
 from ninfer.models.qwen_hybrid.text import TextCaches, TextColumns, TextModel
 from ninfer.models.qwen_hybrid.weights import text_weights
 from ninfer.ops.context import make_context
 from ninfer.program import kv_planes, state_planes
+from ninfer.program.synthetic_weights import SyntheticWeights, synthesise_weights
 from ninfer.program.weight_loader import load_weights, resident_objects, weight_bytes
 from ninfer.tensor import DType, Tensor
+from ninfer.tensor_formats import bf16_to_f32
 
 F32 = npt.NDArray[np.float32]
 MAX_TOKENS = 192
 SLACK_BYTES = 1 << 22
+NO_ROUTER = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
 class BenchRun:
     """What one call left behind, copied.
 
-    ``residual`` [T, H] is the stream after the last layer, ``logits`` [T, vocab_rows].
+    ``residual`` [T, H] is the stream after the last layer, ``logits`` [T, vocab_rows]; ``router``
+    [T, E] of the last layer, if it has experts.
     """
 
     residual: F32
     logits: F32
+    router: F32
 
 
 class TextBench:
-    """Owner of a device with one model; ``run`` continues the sequence, ``reset`` empties it."""
+    """Owner of a device with one model; ``run`` continues the sequence, ``reset`` empties it.
 
-    def __init__(self, bound: BoundModel, reader: ArtifactReader, kv: DType = DType.F32) -> None:
+    Args:
+        bound: the model.
+        reader: its open artifact, or what stands in for one.
+        kv: element type of the cache; the activation type when None.
+        open_device: makes the device.
+    """
+
+    def __init__(
+        self,
+        bound: BoundModel,
+        reader: ArtifactReader | SyntheticWeights,
+        kv: DType | None = None,
+        open_device: Callable[[], Any] = HostDevice,
+    ) -> None:
         self.geometry = bound.geometry
-        self.device = HostDevice()
+        self.device = open_device()
+        kv = kv or self.device.activation_dtype
         self.ctx = make_context(self.device, self.device.stream())
         objects = resident_objects(bound, frozenset({ObjectGroup.TEXT}))
         weights = self.device.arena("weights", weight_bytes(self.ctx, objects))
-        loaded = load_weights(self.ctx, reader, objects, weights)
+        if isinstance(reader, SyntheticWeights):
+            loaded = synthesise_weights(self.ctx, reader, objects, weights)
+        else:
+            loaded = load_weights(self.ctx, reader, objects, weights)
         views = text_weights(bound, loaded.matrices, loaded.tensors)
         work_bytes = activation_bytes(self.ctx, self.geometry, views, MAX_TOKENS)
         pages = MAX_TOKENS // 64
@@ -54,16 +84,20 @@ class TextBench:
         state_bytes = sum(
             Tensor(0, dtype, shape).nbytes
             for shapes in (
-                state_planes.plane_shapes(self.geometry, 1, 1, DType.F32),
+                state_planes.plane_shapes(self.geometry, 1, 1, self.device.activation_dtype),
                 kv_planes.plane_shapes(self.geometry, pages, kv),
             )
             for shape, dtype in shapes
         )
-        arena = self.device.arena("bench", work_bytes + logit_bytes + state_bytes + SLACK_BYTES)
-        self._arenas = (weights, arena)
+        nbytes = work_bytes + logit_bytes + state_bytes + SLACK_BYTES
+        arena, pinned = self.device.arena("bench", nbytes), self.device.pinned_arena("pin", nbytes)
+        self._arenas = (weights, arena, pinned)
+        self._staging = pinned.take((nbytes - SLACK_BYTES // 2,), DType.U8)
         self._table = arena.take((1, pages), DType.I32)
-        host_array(self._table)[:] = np.arange(pages)
-        self.state = state_planes.take_planes(arena, self.geometry, 1, 1, DType.F32)
+        self._write(self._table, np.arange(pages, dtype=np.int32))
+        self.state = state_planes.take_planes(
+            arena, self.geometry, 1, 1, self.device.activation_dtype
+        )
         self.kv = kv_planes.take_planes(arena, self.geometry, pages, kv, self._table)
         self._workspace = arena.take((work_bytes,), DType.U8)
         self._logits = arena.take((MAX_TOKENS, self.geometry.vocab_rows), DType.F32)
@@ -93,9 +127,9 @@ class TextBench:
         self.fold = 0
         return run
 
-    def decode(self, token: int) -> BenchRun:
+    def decode(self, token: int, *, model: TextModel | None = None) -> BenchRun:
         """Run and accept one column."""
-        run = self._run(text.decode_columns, [token], self.model, None)
+        run = self._run(text.decode_columns, [token], model or self.model, None)
         self.fold = 1
         return run
 
@@ -110,6 +144,23 @@ class TextBench:
         self, schedule: Any, tokens: Sequence[int], model: TextModel, axes: npt.ArrayLike | None
     ) -> BenchRun:
         count = len(tokens)
+        columns, activations = self._columns(tokens, axes)
+        self._poison(self._workspace)
+        schedule(self.ctx, model, columns, activations)
+        residual = self.read(activations.residual)
+        own = activations.ffn
+        router = self.read(own.router)[:, :-1] if isinstance(own, MoeActivations) else NO_ROUTER
+        logits = self._logits.rows(0, count)
+        self._poison(logits)
+        text.output_logits(self.ctx, model, activations, logits)
+        self.ctx.stream.synchronize()
+        self.frontier += count
+        return BenchRun(residual, self.read(logits), router)
+
+    def _columns(
+        self, tokens: Sequence[int], axes: npt.ArrayLike | None
+    ) -> tuple[TextColumns, TextActivations]:
+        count = len(tokens)
         positions = np.arange(self.frontier, self.frontier + count)
         columns = TextColumns(
             tokens=self._put(0, tokens),
@@ -122,22 +173,33 @@ class TextBench:
         activations = carve_activations(
             self.ctx, self.geometry, self.model.weights, count, self._workspace
         )
-        host_array(self._workspace)[:] = 0xFF  # NaN in every float
-        schedule(self.ctx, model, columns, activations)
-        residual = host_array(activations.residual).copy()
-        logits = self._logits.rows(0, count)
-        host_array(logits)[:] = np.nan
-        text.output_logits(self.ctx, model, activations, logits)
+        return columns, activations
+
+    def read(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """A copy of what a tensor holds; bf16 words as F32."""
+        staged = self._staging.rows(0, tensor.nbytes)
+        self.ctx.stream.download(staged, Tensor(tensor.address, DType.U8, (tensor.nbytes,)))
         self.ctx.stream.synchronize()
-        self.frontier += count
-        return BenchRun(residual, host_array(logits).copy())
+        words = host_array(Tensor(staged.address, tensor.dtype, tensor.shape))
+        return bf16_to_f32(words) if tensor.dtype is DType.BF16 else words.copy()
+
+    def _poison(self, tensor: Tensor) -> None:
+        """All-ones bytes: NaN in every float."""
+        self._write(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
+
+    def _write(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
+        octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        staged = self._staging.rows(0, octets.size)
+        host_array(staged)[:] = octets
+        self.ctx.stream.upload(Tensor(tensor.address, DType.U8, (octets.size,)), staged)
+        self.ctx.stream.synchronize()
 
     def _put(self, field: int, values: npt.ArrayLike, num_axes: int = 1) -> Tensor:
         array = np.asarray(values, np.int32)
         if num_axes > 1:
             array = np.broadcast_to(array, (num_axes, array.shape[-1]))
-        flat = self._inputs.rows(field * MAX_TOKENS, array.size)
-        host_array(flat)[:] = array.reshape(-1)
+        flat: Tensor = self._inputs.rows(field * MAX_TOKENS, array.size)
+        self._write(flat, array)
         return flat.reshape(*array.shape)
 
     def close(self) -> None:
