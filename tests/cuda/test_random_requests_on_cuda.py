@@ -172,13 +172,14 @@ def run_walks(engine: Engine, count: int) -> list[Walk]:
 
 
 @pytest.mark.parametrize(
-    ("device", "count"),
+    ("model_id", "device", "count"),
     [
-        pytest.param("host", 20, marks=pytest.mark.slow),
-        pytest.param("0", 200, marks=pytest.mark.gpu),
+        pytest.param("tiny-dense", "host", 20, marks=pytest.mark.slow),
+        pytest.param("tiny-moe", "host", 20, marks=pytest.mark.slow),
+        pytest.param("tiny-dense", "0", 100, marks=pytest.mark.gpu),
+        pytest.param("tiny-moe", "0", 200, marks=pytest.mark.gpu),
     ],
 )
-@pytest.mark.parametrize("model_id", ["tiny-dense", "tiny-moe"])
 def test_random_requests_get_their_solitary_answers_and_give_everything_back(
     model_id: str, device: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
