@@ -158,8 +158,8 @@ class _FromRoot:
         self._copies.clear_state(state.slot)
 
 
-class _Forking:
-    """Materialize beside a source that stays."""
+class _FromSource:
+    """Materialize with what a checkpoint has."""
 
     def __init__(
         self,
@@ -174,6 +174,13 @@ class _Forking:
         self._source = source
         self._claims = _Claims(stores)
 
+    def give_up(self) -> bool:
+        return self._claims.give_up()
+
+
+class _Forking(_FromSource):
+    """Beside a source that stays."""
+
     def stages(self) -> tuple[Stage, ...]:
         return (self._reserve_and_copy,)
 
@@ -181,9 +188,6 @@ class _Forking:
         state = self._stores.state.activate(self._claims.take_state())
         kv = self._claims.take_kv()
         return _add_sequence(self._stores, self._demand, state, kv, self._source.identity)
-
-    def give_up(self) -> bool:
-        return self._claims.give_up()
 
     def _reserve_and_copy(self) -> None:
         num_pages = _num_pages(self._stores, self._demand)
@@ -195,21 +199,8 @@ class _Forking:
         self._copies.reset_sampler(state.slot)
 
 
-class _Moving:
-    """Materialize out of a source that ends; nothing is copied."""
-
-    def __init__(
-        self,
-        stores: PhysicalStores,
-        copies: PhysicalCopies,
-        demand: Demand,
-        source: Checkpoint,
-    ) -> None:
-        self._stores = stores
-        self._copies = copies
-        self._demand = demand
-        self._source = source
-        self._claims = _Claims(stores)
+class _Moving(_FromSource):
+    """Out of a source that ends; nothing is copied."""
 
     def stages(self) -> tuple[Stage, ...]:
         return (self._reserve_growth,)
@@ -221,9 +212,6 @@ class _Moving:
         state = self._stores.state.move(self._source.state)
         self._copies.reset_sampler(state.slot)
         return _add_sequence(self._stores, self._demand, state, kv, self._source.identity)
-
-    def give_up(self) -> bool:
-        return self._claims.give_up()
 
     def _reserve_growth(self) -> None:
         held = pages_for(self._source.identity.length)
