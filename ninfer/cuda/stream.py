@@ -7,7 +7,6 @@ their handles.
 """
 
 import ctypes
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
@@ -16,7 +15,8 @@ from ninfer.cuda.graph import CudaGraph
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.cuda.stream_owner import StreamOwner
 from ninfer.device import CompileAhead
-from ninfer.errors import IllegalMove, InvariantError, NinferError, ShapeError
+from ninfer.errors import InvariantError, NinferError, ShapeError
+from ninfer.stream_life import StreamEvent, StreamState, moved
 from ninfer.tensor import DType, Tensor
 
 NUM_EVENTS: Final = 64
@@ -26,36 +26,6 @@ NO_COUNTERS: Final = Tensor(0, DType.U32, (0,))
 
 Argument = int | float
 
-
-class StreamState(enum.Enum):
-    """Life cycle of a CUDA stream."""
-
-    RUNNING = enum.auto()  # work is enqueued
-    CAPTURING = enum.auto()  # work is recorded
-    FAULTED = enum.auto()  # a call failed; later ones are dropped
-    CLOSED = enum.auto()  # nothing is accepted
-
-
-class StreamEvent(enum.Enum):
-    """What moves a stream from one state to another."""
-
-    BEGIN_CAPTURE = enum.auto()
-    END_CAPTURE = enum.auto()
-    FAULT = enum.auto()
-    CLOSE = enum.auto()
-
-
-_NEXT: Final = {
-    (StreamState.RUNNING, StreamEvent.BEGIN_CAPTURE): StreamState.CAPTURING,
-    (StreamState.CAPTURING, StreamEvent.END_CAPTURE): StreamState.RUNNING,
-    (StreamState.RUNNING, StreamEvent.FAULT): StreamState.FAULTED,
-    (StreamState.CAPTURING, StreamEvent.FAULT): StreamState.FAULTED,
-    (StreamState.FAULTED, StreamEvent.FAULT): StreamState.FAULTED,
-    (StreamState.RUNNING, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.CAPTURING, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.FAULTED, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.CLOSED, StreamEvent.CLOSE): StreamState.CLOSED,
-}
 
 _CTYPES: Final[dict[Param, Callable[[Any], Any]]] = {
     Param.ADDRESS: ctypes.c_uint64,
@@ -362,7 +332,4 @@ class CudaStream:
             raise InvariantError(f"{what} on a stream that is {self._state.name.lower()}")
 
     def _move(self, event: StreamEvent) -> None:
-        state = _NEXT.get((self._state, event))
-        if state is None:
-            raise IllegalMove(f"{event.name} on a CUDA stream that is {self._state.name}")
-        self._state = state
+        self._state = moved(self._state, event, "CUDA")

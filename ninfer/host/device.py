@@ -7,7 +7,6 @@ reports it. What the calls compute is the kernels' business.
 """
 
 import ctypes
-import enum
 import os
 import platform
 import time
@@ -19,39 +18,11 @@ import numpy as np
 
 from ninfer.arena import AllocatedArena
 from ninfer.device import ALIGNMENT, CompileAhead
-from ninfer.errors import IllegalMove, InvariantError, OutOfDeviceMemory, ShapeError
+from ninfer.errors import InvariantError, OutOfDeviceMemory, ShapeError
 from ninfer.host.bands import BandPool
 from ninfer.host.graph import HostGraph, Operation
+from ninfer.stream_life import StreamEvent, StreamState, moved
 from ninfer.tensor import DType, Tensor
-
-
-class StreamState(enum.Enum):
-    """Life cycle of a host stream."""
-
-    RUNNING = enum.auto()  # calls run at once
-    CAPTURING = enum.auto()  # calls are recorded
-    FAULTED = enum.auto()  # a call failed; later ones are dropped
-    CLOSED = enum.auto()  # nothing is accepted
-
-
-class StreamEvent(enum.Enum):
-    """What moves a stream from one state to another."""
-
-    BEGIN_CAPTURE = enum.auto()
-    END_CAPTURE = enum.auto()
-    FAULT = enum.auto()
-    CLOSE = enum.auto()
-
-
-_NEXT: Final = {
-    (StreamState.RUNNING, StreamEvent.BEGIN_CAPTURE): StreamState.CAPTURING,
-    (StreamState.CAPTURING, StreamEvent.END_CAPTURE): StreamState.RUNNING,
-    (StreamState.RUNNING, StreamEvent.FAULT): StreamState.FAULTED,
-    (StreamState.RUNNING, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.CAPTURING, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.FAULTED, StreamEvent.CLOSE): StreamState.CLOSED,
-    (StreamState.CLOSED, StreamEvent.CLOSE): StreamState.CLOSED,
-}
 
 
 def host_arena(name: str, nbytes: int) -> AllocatedArena:
@@ -228,10 +199,7 @@ class HostStream:
             raise InvariantError(f"{what} on a stream that is {self._state.name.lower()}")
 
     def _move(self, event: StreamEvent) -> None:
-        state = _NEXT.get((self._state, event))
-        if state is None:
-            raise IllegalMove(f"{event.name} on a host stream that is {self._state.name}")
-        self._state = state
+        self._state = moved(self._state, event, "host")
 
 
 class HostDevice:

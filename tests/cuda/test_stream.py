@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.cuda import driver, stream
+from ninfer.cuda import driver
 from ninfer.cuda.driver import CudaError, status_error
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.cuda.stream import NUM_EVENTS, CudaStream, StreamState
+from ninfer.cuda.stream import NUM_EVENTS, CudaStream
 from ninfer.errors import (
     DeviceUnavailable,
     IllegalMove,
@@ -19,6 +19,7 @@ from ninfer.errors import (
     OutOfDeviceMemory,
     ShapeError,
 )
+from ninfer.stream_life import _NEXT, StreamState
 from ninfer.tensor import DType, Tensor
 
 SCRATCH = Tensor(4096, DType.U8, (256,))
@@ -293,7 +294,7 @@ def test_status_becomes_an_error(status: str, kind: type, is_sticky: bool | None
 
 
 def test_life_cycle_has_no_way_back_from_the_end() -> None:
-    ways = {(before, after) for (before, _), after in stream._NEXT.items()}
+    ways = {(before, after) for (before, _), after in _NEXT.items()}
 
     assert {after for before, after in ways if before is StreamState.CLOSED} == {StreamState.CLOSED}
     assert {after for before, after in ways if before is StreamState.FAULTED} == {

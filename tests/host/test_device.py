@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from ninfer.device import ALIGNMENT, Device, host_array
 from ninfer.errors import IllegalMove, InvariantError, OutOfDeviceMemory, ShapeError
-from ninfer.host.device import HostDevice, StreamEvent, StreamState
+from ninfer.host.device import HostDevice
+from ninfer.stream_life import StreamEvent, StreamState
 from ninfer.tensor import DType, Tensor
 
 
