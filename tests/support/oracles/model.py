@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
+Experts = npt.NDArray[np.int64]
 LayerWeights = Mapping[str, F64]
 """By role. All layers: ``input_norm post_norm``. Attention: ``q k out_gate v q_norm k_norm o``.
 Gated DeltaNet: ``q k v z a b conv`` ([4, C], tap-major) ``a_log dt_bias norm o``. Dense FFN: ``gate
@@ -46,6 +47,7 @@ class OracleRun:
     """Everything the fixtures record, for T tokens."""
 
     rounds_cache: bool = False
+    experts: Experts | None = None
     hidden: list[F64] = field(default_factory=list)  # [T, H] before, then after each layer
     final_hidden: F64 = field(default_factory=lambda: np.empty(0))
     logits: F64 = field(default_factory=lambda: np.empty(0))
@@ -53,6 +55,7 @@ class OracleRun:
     values: list[F64] = field(default_factory=list)
     states: list[F64] = field(default_factory=list)  # [Hv, Dk, Dv] of linear layers
     windows: list[F64] = field(default_factory=list)  # [3, C], oldest first
+    scores: list[F64] = field(default_factory=list)  # [T, E] router logits of MoE layers
 
 
 def run_text(
@@ -62,21 +65,23 @@ def run_text(
     positions: npt.NDArray[np.int64] | None = None,
     *,
     round_cache: bool = False,
+    experts: Experts | None = None,
 ) -> OracleRun:
     """Run all tokens; ``positions`` [3, T] defaults to 0, 1, 2, ... on each axis.
 
-    ``round_cache`` rounds keys and values to int8 codes in groups of 64 components.
+    ``round_cache`` rounds keys and values to int8 codes in groups of 64 components. ``experts``
+    [MoE layers, T, k] are taken instead of the most likely ones.
     """
     count = len(tokens)
     axes = np.tile(np.arange(count), (3, 1)) if positions is None else positions
-    run = OracleRun(rounds_cache=round_cache)
+    run = OracleRun(rounds_cache=round_cache, experts=experts)
     x = weights.embedding[np.asarray(tokens)]
     run.hidden.append(x)
     for layer in weights.layers:
         h = _offset_norm(x, layer["input_norm"], dims.eps)
         mixer = _gated_delta if "a_log" in layer else _attention
         x = x + mixer(layer, dims, h, axes, run)
-        x = x + _ffn(layer, dims, _offset_norm(x, layer["post_norm"], dims.eps))
+        x = x + _ffn(layer, dims, _offset_norm(x, layer["post_norm"], dims.eps), run)
         run.hidden.append(x)
     run.final_hidden = _offset_norm(x, weights.final_norm, dims.eps)
     run.logits = run.final_hidden @ weights.head.T
@@ -176,18 +181,21 @@ def _unit(x: F64) -> F64:
     return np.asarray(x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6))
 
 
-def _ffn(w: LayerWeights, dims: OracleDims, h: F64) -> F64:
+def _ffn(w: LayerWeights, dims: OracleDims, h: F64, run: OracleRun) -> F64:
     if "router" not in w:
         return _swiglu(h, w["gate"], w["up"], w["down"])
     scores = h @ w["router"].T
     scores, shared_gate = scores[:, :-1], scores[:, -1]
+    taken = None if run.experts is None else run.experts[len(run.scores)]
+    run.scores.append(scores)
     p = np.exp(scores - scores.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     y = _sigmoid(shared_gate)[:, None] * _swiglu(
         h, w["shared_gate"], w["shared_up"], w["shared_down"]
     )
     for t, row in enumerate(p):
-        chosen = np.argsort(-row, kind="stable")[: dims.experts_per_token]
+        best = np.argsort(-row, kind="stable")[: dims.experts_per_token]
+        chosen = best if taken is None else taken[t]
         for e in chosen:
             expert = (w["expert_gate"][e], w["expert_up"][e], w["expert_down"][e])
             y[t] += row[e] / row[chosen].sum() * _swiglu(h[t], *expert)
