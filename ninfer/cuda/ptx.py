@@ -194,6 +194,7 @@ kept_u32 = (
     )
 )
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
+masked_or = define("lop3.b32 $0, $1, $2, $3, 0xea;", [_U32], [_U32] * 3)  # of the masked first
 smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)

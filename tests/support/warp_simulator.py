@@ -163,6 +163,9 @@ class _Intrinsics:
         self.mma_bf16 = _mma
         self.sync_threads: Callable[[Any, Any], None]
         self.permute_bytes = _permute
+        self.masked_or = lambda a, b, c: (
+            np.asarray(a, u32) & np.asarray(b, u32) | np.asarray(c, u32)
+        )
         self.multiply_add_bf16x2 = _multiply_add_bf16x2
         self.fused_multiply_add = _fma
         self.f32_of_f16, self.f32_of_upper_f16 = _half(0), _half(16)

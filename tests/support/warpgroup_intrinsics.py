@@ -92,6 +92,7 @@ def intrinsics(block: Any, shared: int) -> SimpleNamespace:
         add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
         multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
         permute_bytes=permute_bytes,
+        masked_or=lambda a, b, c: np.uint32(a) & np.uint32(b) | np.uint32(c),
         multiply_add_bf16x2=multiply_add_pair,
         release_successor=block.release_successor,
         wait_for_predecessor=lambda: None,

@@ -122,14 +122,14 @@ def _q6_pairs(
 ) -> Any:  # fmt: skip
     m, high = masks
     return (
-        _nibble_pair(l0, 0, m) | (lb << uint32(4)) & high,
-        _nibble_pair(h0, 0, m) | (hb << uint32(4)) & high,
-        _nibble_pair(l0, 1, m) | (lb << uint32(2)) & high,
-        _nibble_pair(h0, 1, m) | (hb << uint32(2)) & high,
-        _nibble_pair(l0, 2, m) | lb & high,
-        _nibble_pair(h0, 2, m) | hb & high,
-        _nibble_pair(l0, 3, m) | (lb >> uint32(2)) & high,
-        _nibble_pair(h0, 3, m) | (hb >> uint32(2)) & high,
+        ptx.masked_or(lb << uint32(4), high, _nibble_pair(l0, 0, m)),
+        ptx.masked_or(hb << uint32(4), high, _nibble_pair(h0, 0, m)),
+        ptx.masked_or(lb << uint32(2), high, _nibble_pair(l0, 1, m)),
+        ptx.masked_or(hb << uint32(2), high, _nibble_pair(h0, 1, m)),
+        ptx.masked_or(lb, high, _nibble_pair(l0, 2, m)),
+        ptx.masked_or(hb, high, _nibble_pair(h0, 2, m)),
+        ptx.masked_or(lb >> uint32(2), high, _nibble_pair(l0, 3, m)),
+        ptx.masked_or(hb >> uint32(2), high, _nibble_pair(h0, 3, m)),
     )
 
 
