@@ -105,6 +105,14 @@ def test_other_weights_are_not_shared_out_by_pairs(
     assert not launches([(format, rows)], width, columns, shared_bytes)[0].startswith("pair")
 
 
+@pytest.mark.parametrize("columns", [1, 8])
+@pytest.mark.parametrize("width", [2048, 5120])
+def test_a_head_is_made_by_whole_row_tiles_of_a_warp(width: int, columns: int) -> None:
+    assert launches([(Q6, 248320)], width, columns) == ["whole_q6"]
+    assert launches([(Q6, 16384)], width, columns) != ["whole_q6"]
+    assert launches([(Q6, 248320)], width - 128, columns) != ["whole_q6"]
+
+
 def test_without_clusters_there_are_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchRecorder, "has_clusters", False)
 

@@ -3,7 +3,8 @@
 Weights of the same columns go together where there is a kernel for their formats. `held_product`
 brings the columns once for each multiprocessor and keeps them; `few_product` brings them again for
 each block of rows, which is better where they are few and rows are not many. `pair_product` shares
-out the row tiles of one long weight where whole ones would leave multiprocessors idle.
+out the row tiles of one long weight where whole ones would leave multiprocessors idle, and
+`whole_product` gives a warp row tiles of its own where there are very many.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,12 @@ from ninfer.kernels.cuda.held_product import HELD, launch_held
 from ninfer.kernels.cuda.held_shape import has_room, is_worth_holding
 from ninfer.kernels.cuda.launch import KernelShapes, fitting
 from ninfer.kernels.cuda.pair_product import PAIRED, launch_pairs
+from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import Formats, RowProduct, formats_of
 from ninfer.kernels.cuda.weight_layout import TILE_FEATURES
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
+from ninfer.kernels.cuda.whole_product import WHOLE, launch_whole, make_whole
+from ninfer.kernels.cuda.whole_shape import is_whole
 from ninfer.tensor import LinearInput
 
 _ORDER: Final = tuple(PAIR_FORMATS)
@@ -44,7 +48,9 @@ def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProdu
         chosen = [product for product in waiting if product.format in formats][:SLOTS]
         waiting = [product for product in waiting if product not in chosen]
         formats = formats_of(chosen)
-        if _is_paired(stream, x, chosen):
+        if _is_whole(stream, x, chosen):
+            launch_whole(stream, x, chosen[0])
+        elif _is_paired(stream, x, chosen):
             launch_pairs(stream, x, chosen[0])
         elif _is_held(stream, x, formats, chosen):
             launch_held(stream, x, formats, chosen)
@@ -68,7 +74,20 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         [formats for formats in HELD if len(formats) > 1 and has_room(formats, hidden, most)]
     )
     pairs = pair_product.declared(most) if shapes.has_clusters else ()
-    return (*fitting(few, most), *held, *pairs)
+    whole = fitting([make_whole(format) for format in WHOLE], most)
+    return (*fitting(few, most), *held, *pairs, *whole)
+
+
+def _is_whole(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> bool:
+    first, k_tiles = products[0], padded_width(x.width) // TILE_FEATURES
+    return (
+        len(products) == 1
+        and first.format in WHOLE
+        and first.output is not Output.ADD
+        and is_whole(
+            first.format, k_tiles, first.tiles, stream.num_multiprocessors, stream.shared_bytes
+        )
+    )
 
 
 def _is_paired(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> bool:
