@@ -60,7 +60,9 @@ def launch_whole(stream: CudaStream, x: LinearInput, product: RowProduct) -> Non
 
 
 @cache
-def make_whole(format: TensorFormat) -> Kernel:
+def make_whole(  # noqa: PLR0915 - one loop, whose state is a lane's registers
+    format: TensorFormat,
+) -> Kernel:
     """Kernel for one weight of this format; one block (768,) a multiprocessor."""
     tile_bytes = PAIR_FORMATS[format].tile_bytes
     ring_bytes = STAGES * tile_bytes
@@ -69,7 +71,7 @@ def make_whole(format: TensorFormat) -> Kernel:
     multiply, make_own_masks = make_step(format), make_masks(format, keeps=True)
     wait_copies = WAITS[STAGES]
 
-    def whole(
+    def whole(  # noqa: PLR0915 - as above
         base: int,
         group_sums: int,
         k_tiles: int,
