@@ -113,6 +113,24 @@ def test_a_head_is_made_by_whole_row_tiles_of_a_warp(width: int, columns: int) -
     assert launches([(Q6, 248320)], width - 128, columns) != ["whole_q6"]
 
 
+@pytest.mark.parametrize(
+    ("weights", "width", "few", "many"),
+    [
+        ([(W8, 2048)], 4096, "narrow_w8_4_1", "few_w8_16x8"),  # outputs of the 35B
+        ([(BF16, 257), (W8, 1024)], 2048, "narrow_w8_bf16_2_1", "few_w8_bf16_16x8"),
+        ([(W8, 12288), (BF16, 64)], 2048, "few_w8_bf16_16x4", "narrow_w8_bf16_2_3"),
+        ([(W8, 9216)], 2048, "few_w8_16x4", "narrow_w8_2_3"),
+        ([(W8, 2048)], 512, "few_w8_16x4", "few_w8_16x8"),  # parts without a tile
+        ([(Q5, 2048)], 4096, "few_q5_16x4", "held_q5"),
+    ],
+)
+def test_all_of_a_narrow_weight_is_asked_for_at_once(
+    weights: list[tuple[TensorFormat, int]], width: int, few: str, many: str
+) -> None:
+    assert launches(weights, width, 4) == [few]
+    assert launches(weights, width, 5) == launches(weights, width, 8) == [many]
+
+
 def test_without_clusters_there_are_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchRecorder, "has_clusters", False)
 

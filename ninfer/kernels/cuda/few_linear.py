@@ -4,7 +4,8 @@ Weights of the same columns go together where there is a kernel for their format
 brings the columns once for each multiprocessor and keeps them; `few_product` brings them again for
 each block of rows, which is better where they are few and rows are not many. `pair_product` shares
 out the row tiles of one long weight where whole ones would leave multiprocessors idle, and
-`whole_product` gives a warp row tiles of its own where there are very many.
+`whole_product` gives a warp row tiles of its own where there are very many. `narrow_product` asks
+for all of a short weight at once.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,21 @@ from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
-from ninfer.kernels.cuda import few_product, held_product, pair_product, pair_shape
+from ninfer.kernels.cuda import (
+    few_product,
+    held_product,
+    narrow_product,
+    narrow_shape,
+    pair_product,
+    pair_shape,
+)
 from ninfer.kernels.cuda.few_product import TOGETHER, launch_few
 from ninfer.kernels.cuda.few_shape import SLOTS
 from ninfer.kernels.cuda.fragments import padded_width
 from ninfer.kernels.cuda.held_product import HELD, launch_held
 from ninfer.kernels.cuda.held_shape import has_room, is_worth_holding
 from ninfer.kernels.cuda.launch import KernelShapes, fitting
+from ninfer.kernels.cuda.narrow_product import launch_narrow
 from ninfer.kernels.cuda.pair_product import PAIRED, launch_pairs
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import Formats, RowProduct, formats_of
@@ -52,6 +61,8 @@ def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProdu
             launch_whole(stream, x, chosen[0])
         elif _is_paired(stream, x, chosen):
             launch_pairs(stream, x, chosen[0])
+        elif places := _narrow_places(stream, x, formats, chosen):
+            launch_narrow(stream, x, formats, chosen, places)
         elif _is_held(stream, x, formats, chosen):
             launch_held(stream, x, formats, chosen)
         else:
@@ -75,7 +86,8 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     )
     pairs = pair_product.declared(most) if shapes.has_clusters else ()
     whole = fitting([make_whole(format) for format in WHOLE], most)
-    return (*fitting(few, most), *held, *pairs, *whole)
+    narrow = narrow_product.declared(most)
+    return (*fitting(few, most), *held, *pairs, *whole, *narrow)
 
 
 def _is_whole(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> bool:
@@ -88,6 +100,16 @@ def _is_whole(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]
             first.format, k_tiles, first.tiles, stream.num_multiprocessors, stream.shared_bytes
         )
     )
+
+
+def _narrow_places(
+    stream: CudaStream, x: LinearInput, formats: Formats, products: Sequence[RowProduct]
+) -> int:
+    k_tiles, tiles = padded_width(x.width) // TILE_FEATURES, sum(one.tiles for one in products)
+    places = narrow_shape.narrow_places(
+        formats, k_tiles, tiles, x.num_columns, stream.num_multiprocessors
+    )
+    return places * narrow_shape.has_room(formats, k_tiles, places, stream.shared_bytes)
 
 
 def _is_paired(stream: CudaStream, x: LinearInput, products: Sequence[RowProduct]) -> bool:
