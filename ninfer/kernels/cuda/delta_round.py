@@ -25,7 +25,7 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.column_image import array_storer
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
-from ninfer.kernels.cuda.delta_inputs import make_input_warp, shared_places
+from ninfer.kernels.cuda.delta_inputs import make_input_warp, releases_late, shared_places
 from ninfer.kernels.cuda.delta_step import (
     COLUMNS,
     make_fold,
@@ -159,7 +159,7 @@ def make_decode(  # noqa: C901, PLR0915 - one pass, whose state is a lane's regi
     turns = 2 if is_staged else 1
     warp_columns = turns * COLUMNS
     warps = value_dim // warp_columns
-    writes = is_direct(heads)
+    writes, is_early = is_direct(heads), not releases_late(heads)
     count = key_dim // 8
     size = 4 * count
     places = shared_places(heads)
@@ -200,7 +200,8 @@ def make_decode(  # noqa: C901, PLR0915 - one pass, whose state is a lane's regi
         eps: float,
     ) -> None:
         memory = cuda.shared.array(0, uint64)
-        ptx.release_successor()
+        if is_early:
+            ptx.release_successor()
         own = ptx.shared_address(memory)
         head, row = cuda.blockIdx.x, cuda.blockIdx.y
         lane, warp = cuda.threadIdx.x & 31, warp_index()
