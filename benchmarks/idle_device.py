@@ -91,6 +91,10 @@ class IdleStream:
         self.scratch = arena.take((WIDE_SCRATCH_BYTES,), DType.U8)
         self.counters = arena.take((COUNTERS,), DType.U32)
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        """As if no group of multiprocessors left any over."""
+        return NUM_MULTIPROCESSORS // kernel.cluster_blocks
+
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Any, **_: Any) -> None:
         """Note the kernel, and check that the arguments are as many as its parameters."""
         if len(args) != len(kernel.params):

@@ -4,8 +4,9 @@ Devices of sm_90 and later have them; a kernel that uses them says so (`Kernel.c
 address of shared memory is a block's own until `map_shared` names a block of the cluster. Nobody
 may write to a block that has not started, and none may end while others still write to it.
 
-Stores that count their bytes at a barrier of the other block would need no second meeting of the
-cluster, but `racecheck` does not come back from them, and they are not faster (H200).
+A meeting that releases what was written waits for everything that a thread has asked for, copies of
+weights as well. Stores that count their bytes at a barrier of the other block do not, but
+`racecheck` does not come back from them: kernels that meet once at their end do without.
 
 Knows no kernel. Source: PTX ISA manual, parallel synchronization.
 """
@@ -27,4 +28,19 @@ wait_cluster = define("barrier.cluster.wait.acquire.aligned;", [], [], is_ordere
 map_shared = define("mapa.shared::cluster.u32 $0, $1, $2;", [_U32], [_U32, _U32])
 put_there_f32x2 = define(
     "st.shared::cluster.v2.f32 [$0], {$1,$2};", [], [_U32, _F32, _F32], is_ordered=True
+)
+
+# Stores that count their bytes at a barrier of the other block: who waits for it there sees them.
+# Nothing is fenced, so that copies under way go on.
+send_f32x2 = define(  # to, values, barrier; both addresses of the other block
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$0], {$1,$2}, [$3];",
+    [],
+    [_U32, _F32, _F32, _U32],
+    is_ordered=True,
+)
+send_f32x4 = define(
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1,$2,$3,$4}, [$5];",
+    [],
+    [_U32] + [_F32] * 4 + [_U32],
+    is_ordered=True,
 )

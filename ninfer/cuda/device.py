@@ -41,6 +41,7 @@ NUM_COUNTERS: Final = 1 << 14
 """Words of each stream that are zero between kernels: 128 rows of 128 key heads."""
 
 _PROGRAMMATIC_CC: Final = (9, 0)
+_STATIC_BYTES: Final = 2048  # of a block's shared memory, more than kernels have beside dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class CudaDevice:
         self._scratch: Final[list[AllocatedArena]] = []
         self._modules: Final[list[driver.Handle]] = []
         self._functions: Final[dict[Kernel, driver.Handle]] = {}
+        self._clusters: Final[dict[int, int]] = {}
         self._fault: NinferError | None = None
         self._is_closed = False
         try:
@@ -252,6 +254,19 @@ class CudaDevice:
             ahead(missing, self.target)
         for kernel in kernels:
             self.function(kernel)
+
+    def num_clusters(self, kernel: Kernel) -> int:
+        """Clusters of so many blocks that run at once, where a block fills a multiprocessor.
+
+        Multiprocessors come in groups of which no cluster leaves its own: some are left over.
+        """
+        blocks = kernel.cluster_blocks
+        if blocks not in self._clusters:
+            self.bind()
+            most = self.shared_bytes - _STATIC_BYTES
+            function = self.function(kernel)
+            self._clusters[blocks] = driver.max_clusters(function, kernel.threads, most, blocks)
+        return self._clusters[blocks]
 
     def close(self) -> None:
         """Close streams, unload kernels, give the context back; idempotent.

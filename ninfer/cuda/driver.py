@@ -296,6 +296,17 @@ def allow_dynamic_shared(function: Handle, nbytes: int) -> None:
     _checked(cu.cuFuncSetAttribute, function, name, nbytes)
 
 
+def max_clusters(function: Handle, threads: int, shared_bytes: int, cluster_blocks: int) -> int:
+    """Clusters of a kernel that run at once, with so much dynamic shared memory a block."""
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster_blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs = [_cluster_attribute(cluster_blocks)]
+    config.numAttrs = 1
+    return int(_checked(cu.cuOccupancyMaxActiveClusters, function, config))
+
+
 def launch(
     stream: Handle,
     function: Handle,

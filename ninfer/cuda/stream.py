@@ -98,6 +98,10 @@ class CudaStream:
         """Multiprocessors of the device."""
         return self._owner.num_multiprocessors
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        """Clusters of a kernel that run at once where a block fills a multiprocessor."""
+        return self._owner.num_clusters(kernel)
+
     @property
     def shared_bytes(self) -> int:
         """Most shared memory of a block."""

@@ -35,6 +35,9 @@ class StreamOwner(Protocol):
     def num_multiprocessors(self) -> int:
         """Blocks that run at once where one fills a multiprocessor."""
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        """Clusters of a kernel that run at once where a block fills a multiprocessor."""
+
     @property
     def shared_bytes(self) -> int:
         """Most shared memory of a block."""

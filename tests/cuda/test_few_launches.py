@@ -33,6 +33,9 @@ class LaunchRecorder:
         self.shared_bytes = shared_bytes
         self.names: list[str] = []
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        return self.num_multiprocessors // kernel.cluster_blocks
+
     def launch(self, kernel: Kernel, grid: Any, args: Any, **options: Any) -> None:
         assert len(args) == len(kernel.params)
         self.names.append(kernel.name)

@@ -32,6 +32,9 @@ class Launches:
         self.names: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        return self.num_multiprocessors // kernel.cluster_blocks
+
     def launch(self, kernel: Kernel, grid: Any, args: Any, **options: Any) -> None:
         assert len(args) == len(kernel.params)
         self.names.append(kernel.name)

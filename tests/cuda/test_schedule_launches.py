@@ -53,6 +53,9 @@ class Card:
         self._next += -(-tensor.nbytes // 256) * 256
         return tensor
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        return self.num_multiprocessors // kernel.cluster_blocks
+
     def launch(self, kernel: Kernel, grid: Any, args: Any, **options: Any) -> None:
         assert len(args) == len(kernel.params)
         assert min(grid) > 0

@@ -72,6 +72,9 @@ class Owner:
     def function(self, kernel: Kernel) -> str:
         return kernel.name
 
+    def num_clusters(self, kernel: Kernel) -> int:
+        return self.num_multiprocessors // kernel.cluster_blocks
+
     def make_ready(self, kernels: Any, ahead: Any) -> None:
         self.made_ready = ([kernel.name for kernel in kernels], ahead)
 

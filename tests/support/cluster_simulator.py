@@ -43,22 +43,24 @@ class _Current:
 
 
 class _Barrier:
-    """A barrier that is passed once: arrivals and bytes that are missing."""
+    """A barrier of many phases: arrivals and bytes that are missing in the present one."""
 
     def __init__(self, arrivals: int) -> None:
-        self._arrivals, self._bytes = arrivals, 0
+        self._everybody = self._arrivals = arrivals
+        self._bytes = self._phase = 0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether everybody may go on."""
-        return self._arrivals == 0 and self._bytes == 0
+    def has_passed(self, parity: int) -> bool:
+        """Whether the phase of this parity has ended; who waits is never two phases behind."""
+        return self._phase & 1 != parity
 
     def count(self, arrivals: int, nbytes: int) -> None:
         """Count what has come; bytes that are expected are negative."""
-        assert not self.is_complete
         self._arrivals -= arrivals
         self._bytes += nbytes
         assert self._arrivals >= 0
+        if self._arrivals == 0 and self._bytes == 0:
+            self._arrivals = self._everybody
+            self._phase += 1
 
 
 class _Cluster:
@@ -87,6 +89,7 @@ class _Cluster:
         self._everybody = self._missing = warps * kernel.cluster_blocks
         self._meetings = 0
         self._released: list[Callable[[], None]] = []
+        self._sent: list[Callable[[], None]] = []
         self.barriers: dict[tuple[int, int], _Barrier] = {}
 
     def arrive_cluster(self) -> None:
@@ -107,11 +110,13 @@ class _Cluster:
         return np.uint32(address) + np.uint32((int(block) + 1) << _WINDOW)
 
     def put_there_f32x2(self, address: Any, first: Any, second: Any) -> None:
-        (block,) = set((np.atleast_1d(address) >> _WINDOW).tolist())
-        assert self._passed > 0
-        assert self.running[block - 1] > 0
-        to, values = self.shared[block - 1], [np.copy(first), np.copy(second)]
-        self._written.append(lambda: to.store(address & _OWN, values, np.float32))
+        self._written.append(self._store(address, (first, second)))
+
+    def send_f32x2(self, address: Any, first: Any, second: Any, barrier: Any) -> None:
+        self._send(address, (first, second), barrier)
+
+    def send_f32x4(self, address: Any, *values: Any) -> None:
+        self._send(address, values[:4], values[4])
 
     def init_barrier_if(self, mask: Any, address: Any, count: Any) -> None:
         for lane in np.flatnonzero(np.broadcast_to(mask, LANES)):
@@ -140,8 +145,8 @@ class _Cluster:
         self._turns.wake(self._queue)
 
     def wait_phase(self, address: Any, parity: Any) -> None:
-        assert int(parity) == 0
-        self._wait(lambda: self.barriers[self._key(address)].is_complete)
+        self._deliver()
+        self._wait(lambda: self.barriers[self._key(address)].has_passed(int(parity)))
 
     def end(self) -> None:
         """A warp has ended."""
@@ -170,6 +175,32 @@ class _Cluster:
                 store()
             self._released.clear()
             self._missing, self._meetings = self._everybody, self._meetings + 1
+        self._turns.wake(self._queue)
+
+    def _store(self, address: Any, values: Sequence[Any]) -> Callable[[], None]:
+        """What writes into another block, which has started and not ended."""
+        (block,) = set((np.atleast_1d(address) >> _WINDOW).tolist())
+        assert self._passed > 0
+        assert self.running[block - 1] > 0
+        to, kept = self.shared[block - 1], [np.copy(value) for value in values]
+        return lambda: to.store(address & _OWN, kept, np.float32)
+
+    def _send(self, address: Any, values: Sequence[Any], barrier: Any) -> None:
+        """Write and count, when some warp waits for a barrier and not before."""
+        store, nbytes = self._store(address, values), 4 * len(values) * LANES
+        key = (int(barrier) >> _WINDOW) - 1, int(barrier) & int(_OWN)
+
+        def arrive() -> None:
+            store()
+            self.barriers[key].count(0, nbytes)
+
+        self._sent.append(arrive)
+
+    def _deliver(self) -> None:
+        """Let everything arrive that was sent."""
+        for arrive in self._sent:
+            arrive()
+        self._sent.clear()
         self._turns.wake(self._queue)
 
     def _key(self, address: Any) -> tuple[int, int]:

@@ -21,8 +21,11 @@ class Memory:
         self._views: dict[np.dtype[Any], Array] = {}
 
     def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
+        """Values of all lanes, or one for all where they have one address."""
         kind = np.dtype(dtype)
         first = self._at(address, kind.itemsize * count) // kind.itemsize
+        if np.ndim(address) == 0:
+            first = first[0]
         values = self._values(kind)
         if count == 1:
             return values[first]

@@ -233,6 +233,9 @@ class _Intrinsics:
     def put_shared_f32x2(self, address: Any, *values: Any) -> None:
         self._shared.store(address, values, np.float32)
 
+    def put_shared_u32(self, address: Any, value: Any) -> None:
+        self._shared.store(address, [value], np.uint32)
+
     def put_shared_u32x4(self, address: Any, *values: Any) -> None:
         self._shared.store(address, values, np.uint32)
 

@@ -8,7 +8,7 @@ out the row tiles of one long weight where whole ones would leave multiprocessor
 for all of a short weight at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ninfer.cuda.kernel_source import Kernel
@@ -49,14 +49,7 @@ def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProdu
     """
     if x.num_columns == 0:
         return
-    waiting = sorted(products, key=lambda product: _ORDER.index(product.format))
-    while waiting:
-        formats = formats_of(waiting)
-        if formats not in TOGETHER and len(formats) > 1:
-            formats = formats[:1]
-        chosen = [product for product in waiting if product.format in formats][:SLOTS]
-        waiting = [product for product in waiting if product not in chosen]
-        formats = formats_of(chosen)
+    for formats, chosen in launch_groups(products):
         if _is_whole(stream, x, chosen):
             launch_whole(stream, x, chosen[0])
         elif _is_paired(stream, x, chosen):
@@ -67,6 +60,18 @@ def multiply_few(stream: CudaStream, x: LinearInput, products: Sequence[RowProdu
             launch_held(stream, x, formats, chosen)
         else:
             launch_few(stream, x, formats, chosen)
+
+
+def launch_groups(products: Sequence[RowProduct]) -> Iterator[tuple[Formats, list[RowProduct]]]:
+    """Products that go together, and their formats in the order of kernels."""
+    waiting = sorted(products, key=lambda product: _ORDER.index(product.format))
+    while waiting:
+        formats = formats_of(waiting)
+        if formats not in TOGETHER and len(formats) > 1:
+            formats = formats[:1]
+        chosen = [product for product in waiting if product.format in formats][:SLOTS]
+        waiting = [product for product in waiting if product not in chosen]
+        yield formats_of(chosen), chosen
 
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:

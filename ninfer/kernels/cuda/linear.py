@@ -1,6 +1,7 @@
 """Linear products on CUDA: launchers, and which kernel takes how many columns.
 
     1..8 columns      `few_linear`: bandwidth-bound, several weights in one launch
+    9..32 columns     `wide_linear`: the same bits, where clusters are worth it
     9..128 columns    `skinny_product`: the same bits
     more, on sm_90    `coded_linear`: prefill, weights rounded to bf16, bound by tensor cores
     more, elsewhere   `tile_product`: prefill, exact codes, bound by tensor cores; `skinny_product`
@@ -17,7 +18,14 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import coded_linear, column_image, few_linear, pointwise
+from ninfer.kernels.cuda import (
+    coded_linear,
+    column_image,
+    few_linear,
+    pointwise,
+    wide_linear,
+    wide_shape,
+)
 from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.column_pack import THREADS as PACK_THREADS
 from ninfer.kernels.cuda.column_pack import make_pack
@@ -128,8 +136,12 @@ def project_all(
     elif is_image(x.num_columns, stream.has_warpgroups):
         coded_linear.multiply_coded(stream, x, made)
     else:
+        rows = [RowProduct.of(*product) for product in made]
+        if x.num_columns <= wide_shape.MOST_COLUMNS:
+            left = wide_linear.multiply_wide(stream, x, rows)
+            made = [one for one, row in zip(made, rows, strict=True) if row in left]
         for product in made:
-            _multiply(stream, x, *product)
+            _multiply_alone(stream, x, *product)
 
 
 def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
@@ -142,7 +154,7 @@ def skinny_for(format: TensorFormat, num_rows: int) -> Skinny:
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: any matrix may come in any format."""
     most = shapes.block_shared_bytes
-    kernels = [*few_linear.declared(shapes)]
+    kernels = [*few_linear.declared(shapes), *wide_linear.declared(shapes)]
     for to_image in orders(shapes):
         kernels += [make_pack(is_f32, to_image) for is_f32 in (True, False)]
     if shapes.has_warpgroups:
@@ -175,6 +187,21 @@ def _multiply(
     if is_image(x.num_columns, stream.has_warpgroups):
         coded_linear.multiply_coded(stream, x, ((weight, out, first_column, output),))
         return
+    if x.num_columns <= wide_shape.MOST_COLUMNS:
+        row = RowProduct.of(weight, out, first_column, output)
+        if not wide_linear.multiply_wide(stream, x, [row]):
+            return
+    _multiply_alone(stream, x, weight, out, first_column, output)
+
+
+def _multiply_alone(
+    stream: CudaStream,
+    x: LinearInput,
+    weight: Matrix,
+    out: Tensor,
+    first_column: int,
+    output: Output,
+) -> None:
     layout = WeightLayout(weight.format, weight.parent_rows, weight.num_columns)
     first_tile = weight.first_row // TILE_ROWS
     row_tiles = blocks_for(weight.first_row + weight.num_rows, TILE_ROWS) - first_tile

@@ -1,4 +1,4 @@
-"""Products of 9 to 128 columns on CUDA: weights pass through shared memory once.
+"""Products of 9 to 128 columns on CUDA, where `wide_linear` makes none: weights pass through once.
 
     out[t, n] = sum over k of f32(scale[n, k / group]) * code[n, k] * x[t, k]
 
