@@ -13,15 +13,11 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.card import copy_gb_s
 from benchmarks.gpu_bench import STAGING_BYTES, Bench, command_line, open_device
-from ninfer.cuda.kernel_source import Kernel
-from ninfer.kernels.cuda import sampling as cuda_sampling
-from ninfer.kernels.cuda.choice_passes import SLICES
 from ninfer.kernels.cuda.weight_layout import WeightLayout
 from ninfer.ops import embedding, kv_cache, norm, pointwise, sampling
 from ninfer.ops.kv_cache import PagedKv, RopeSpec
@@ -108,23 +104,27 @@ def sampling_us(bench: Bench) -> dict[str, float]:
         "greedy": (0.0, 0, 1.0, 0.0),
         "no filter": (1.0, 0, 1.0, 0.0),
         "top_k 20, top_p 0.8": (0.7, 20, 0.8, 1.5),
+        "top_k 1000, top_p 0.9": (1.0, 1000, 0.9, 0.0),
         "top_p 0.95": (1.0, 0, 0.95, 0.0),
     }
-    logits = bench.put(
-        (bench.rng.standard_normal((8, VOCABULARY)) * 3).astype(np.float32), DType.F32
-    )
-    flat = bench.put(
-        (bench.rng.standard_normal((8, VOCABULARY)) * 0.01).astype(np.float32), DType.F32
-    )
-    counts = bench.arena.take((8, VOCABULARY), DType.I32)
+    shape = (8, VOCABULARY)
+    tables = {
+        "": bench.rng.standard_normal(shape) * 3,
+        " nearly equal": bench.rng.standard_normal(shape) * 0.01,
+        " equal": np.zeros(shape),
+    }
+    logits = {
+        label: bench.put(values.astype(np.float32), DType.F32) for label, values in tables.items()
+    }
+    counts = bench.arena.take(shape, DType.I32)
     bench.stream.clear(counts)
     mask = bench.put(np.full((8, mask_words(VOCABULARY)), 0xFFFFFFFF, np.uint32), DType.U32)
     slots = bench.put(np.arange(8, dtype=np.int32), DType.I32)
     tokens = bench.arena.take((8,), DType.I32)
-    for name, (temperature, top_k, top_p, presence) in kinds.items():
+    for name, settings in kinds.items():
         for batch in (1, 8):
-            rows = _rows(bench, batch, temperature, top_k, top_p, presence)
-            for label, values in (("", logits), (" nearly equal", flat)):
+            rows = _rows(bench, batch, *settings)
+            for label, values in logits.items():
                 found[f"sample {name}{label} B={batch}"] = bench.time_us(
                     partial(
                         sampling.sample,
@@ -139,45 +139,12 @@ def sampling_us(bench: Bench) -> dict[str, float]:
                     ),
                     calls=10,
                 )
-    rows = _rows(bench, 8, 0.7, 20, 0.8, 1.5)
-    launches = choice_launches(bench, logits, rows, counts, slots, mask, tokens)
-    for length in range(1, len(launches) + 1):
-        found[f"sample top_k 20, top_p 0.8 B=8, first {length} kernels"] = bench.time_us(
-            partial(_launch_all, bench, launches[:length]), calls=10
-        )
     logprobs = bench.arena.take((8,), DType.F32)
     found["score B=8"] = bench.time_us(
-        lambda: sampling.score(bench.ctx, logits, tokens, VOCABULARY, logprobs, slots), calls=10
+        partial(sampling.score, bench.ctx, logits[""], tokens, VOCABULARY, logprobs, slots),
+        calls=10,
     )
     return found
-
-
-def _launch_all(bench: Bench, launches: list[tuple[Kernel, tuple[int, ...]]]) -> None:
-    for kernel, args in launches:
-        bench.stream.launch(kernel, (SLICES, 8, 1), args)
-
-
-def choice_launches(
-    bench: Bench,
-    logits: Tensor,
-    rows: SamplerRows,
-    counts: Tensor,
-    slots: Tensor,
-    mask: Tensor,
-    tokens: Tensor,
-) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """Kernels of one choice and their arguments, recorded from the launcher."""
-    launches: list[tuple[Kernel, tuple[int, ...]]] = []
-
-    class Recorder:
-        scratch = bench.stream.scratch
-
-        def launch(self, kernel: Kernel, grid: object, args: tuple[int, ...]) -> None:
-            launches.append((kernel, args))
-
-    recorder: Any = Recorder()
-    cuda_sampling.sample(recorder, logits, rows, counts, slots, mask, VOCABULARY, tokens)
-    return launches
 
 
 def _rows(

@@ -15,7 +15,7 @@ from numba.cuda import types
 
 from ninfer.cuda.ptx import define
 
-_U32, _F32 = types.uint32, types.float32
+_U32, _U64, _F32 = types.uint32, types.uint64, types.float32
 
 # A barrier of all threads of the cluster, which each passes in two steps; whole warps. What was
 # written before `release_cluster` is seen behind `wait_cluster`; `arrive_cluster` only says that a
@@ -24,11 +24,13 @@ arrive_cluster = define("barrier.cluster.arrive.relaxed.aligned;", [], [], is_or
 release_cluster = define("barrier.cluster.arrive.release.aligned;", [], [], is_ordered=True)
 wait_cluster = define("barrier.cluster.wait.acquire.aligned;", [], [], is_ordered=True)
 
-# Shared memory of another block: its address, and a store.
+# Shared memory of another block: its address, and stores.
 map_shared = define("mapa.shared::cluster.u32 $0, $1, $2;", [_U32], [_U32, _U32])
 put_there_f32x2 = define(
     "st.shared::cluster.v2.f32 [$0], {$1,$2};", [], [_U32, _F32, _F32], is_ordered=True
 )
+put_there_u32 = define("st.shared::cluster.u32 [$0], $1;", [], [_U32, _U32], is_ordered=True)
+put_there_u64 = define("st.shared::cluster.u64 [$0], $1;", [], [_U32, _U64], is_ordered=True)
 
 # Stores that count their bytes at a barrier of the other block: who waits for it there sees them.
 # Nothing is fenced, so that copies under way go on.

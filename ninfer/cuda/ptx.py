@@ -196,6 +196,7 @@ kept_u32 = (
 permute_bytes = define("prmt.b32 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 masked_or = define("lop3.b32 $0, $1, $2, $3, 0xea;", [_U32], [_U32] * 3)  # of the masked first
 smaller_u32 = define("min.u32 $0, $1, $2;", [_U32], [_U32] * 2)
+leading_zeros_u64 = define("clz.b64 $0, $1;", [_U32], [_U64])
 divide_u32 = define("div.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 multiply_high = define("mul.hi.u32 $0, $1, $2;", [_U32], [_U32] * 2)
 largest_of_warp = define("redux.sync.max.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
@@ -203,6 +204,7 @@ lanes_alike = define(  # mask of the lanes that have the same word
     "match.any.sync.b32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True
 )
 lanes_below = define("mov.u32 $0, %lanemask_lt;", [_U32], [])
+sum_of_warp = define("redux.sync.add.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
 smallest_of_warp = define("redux.sync.min.u32 $0, $1, 0xffffffff;", [_U32], [_U32], is_ordered=True)
 bits_of_f32 = define("mov.b32 $0, $1;", [_U32], [_F32])
 f32_of_bits = define("mov.b32 $0, $1;", [_F32], [_U32])
@@ -244,10 +246,12 @@ shared_u32x2 = define("ld.shared.v2.u32 {$0,$1}, [$2];", [_U32] * 2, [_U32], is_
 shared_u32 = define("ld.shared.u32 $0, [$1];", [_U32], [_U32], is_ordered=True)
 shared_u16 = define("ld.shared.u16 $0, [$1];", [_U32], [_U32], is_ordered=True)
 shared_f32 = define("ld.shared.f32 $0, [$1];", [_F32], [_U32], is_ordered=True)
+shared_u64 = define("ld.shared.u64 $0, [$1];", [_U64], [_U32], is_ordered=True)
 shared_f32x2 = define("ld.shared.v2.f32 {$0,$1}, [$2];", [_F32] * 2, [_U32], is_ordered=True)
 shared_f32x4 = define("ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", [_F32] * 4, [_U32], is_ordered=True)
 shared_f64 = define("ld.shared.f64 $0, [$1];", [_F64], [_U32], is_ordered=True)
 shared_f64x2 = define("ld.shared.v2.f64 {$0,$1}, [$2];", [_F64] * 2, [_U32], is_ordered=True)
+put_shared_u64 = define("st.shared.u64 [$0], $1;", [], [_U32, _U64], is_ordered=True)
 put_shared_f64 = define("st.shared.f64 [$0], $1;", [], [_U32, _F64], is_ordered=True)
 put_shared_f32 = define("st.shared.f32 [$0], $1;", [], [_U32, _F32], is_ordered=True)
 put_shared_u16 = define("st.shared.u16 [$0], $1;", [], [_U32, _U32], is_ordered=True)
@@ -260,6 +264,9 @@ put_shared_f32x4 = define(
 )
 put_shared_u32x2 = define(
     "st.shared.v2.u32 [$0], {$1,$2};", [], [_U32, _U32, _U32], is_ordered=True
+)
+fetch_add_shared_u32 = define(
+    "atom.shared.add.u32 $0, [$1], $2;", [_U32], [_U32, _U32], is_ordered=True
 )
 add_shared_u32 = define("red.shared.add.u32 [$0], $1;", [], [_U32, _U32], is_ordered=True)
 put_shared_u32x4 = define("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", [], [_U32] * 5, is_ordered=True)

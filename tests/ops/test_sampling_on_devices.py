@@ -1,7 +1,6 @@
 """Token choice: one body for every device, from tiny vocabularies to the published one."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,21 +9,12 @@ from ninfer.ops import sampling
 from ninfer.tensor import DType
 from tests.support.cuda_bench import CudaBench
 from tests.support.device_benches import BenchFactory, every_device
-from tests.support.oracles.sampling import (
-    Settings,
-    draw,
-    log_softmax,
-    penalised,
-    probabilities,
-)
-from tests.support.sampling_rows import Row, choose, in_f32
+from tests.support.oracles.sampling import Settings, log_softmax
+from tests.support.sampling_oracle import oracle
+from tests.support.sampling_rows import Row, choose
 
 VOCABULARY = 248320
 ADDRESSABLE = 248077
-MARGIN = 1e-3
-"""Scores closer than this may swap with binary32 arithmetic."""
-NUDGE = 3e-5
-"""Filters whose kept set changes within this are left out."""
 
 SETTINGS = [
     Settings(temperature=0.0),
@@ -54,33 +44,6 @@ def random_row(settings: Settings, vocabulary: int, seed: int, *, is_coarse: boo
         counts=rng.integers(0, 3, vocabulary).astype(np.int32),
         permitted=rng.random(vocabulary) < 0.8,
     )
-
-
-def oracle(row: Row, addressable: int) -> tuple[int, bool]:
-    """The chosen id, and whether binary32 must find it."""
-    settings = in_f32(row.settings)
-    logits = row.logits.astype(np.float64)
-    allowed = row.permit() & (np.arange(len(logits)) < addressable)
-    if settings.temperature == 0.0:
-        scores = np.where(allowed, penalised(logits, row.count(), settings), -np.inf)
-        best = int(np.argmax(scores))
-        near = np.abs(scores - scores[best]) < 1e-5
-        return best, bool((scores[near] == scores[best]).all())
-    p = probabilities(logits, row.count(), allowed, settings)
-    token, margin = draw(p, row.seed, row.position)
-    return token, margin > MARGIN and _is_clear(row, logits, allowed, settings, p)
-
-
-def _is_clear(row: Row, logits: Any, allowed: Any, settings: Settings, p: Any) -> bool:
-    sizes = {int(np.count_nonzero(p))}
-    for nudge in (-NUDGE, NUDGE):
-        near = dataclasses.replace(
-            settings,
-            top_p=settings.top_p * (1 + nudge) if settings.top_p < 1 else 1.0,
-            min_p=settings.min_p * (1 + nudge) if settings.min_p < 1 else 1.0,
-        )
-        sizes.add(int(np.count_nonzero(probabilities(logits, row.count(), allowed, near))))
-    return len(sizes) == 1
 
 
 @every_device

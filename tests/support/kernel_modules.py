@@ -1,7 +1,8 @@
 """Which modules the text of a kernel is written in, for simulators that exchange their names.
 
 Follows the kernel's function into every function of ours that it reaches, through what it is closed
-over and through names of its module. Intrinsics end the way: simulators stand in for them.
+over and through names of its module and of modules that it names. Intrinsics end the way:
+simulators stand in for them.
 """
 
 import sys
@@ -40,5 +41,9 @@ def _reached(value: Any, seen: set[int]) -> Iterator[FunctionType]:
     yield value
     for cell in value.__closure__ or ():
         yield from _reached(cell.cell_contents, seen)
-    for name in names_of(value.__code__):
-        yield from _reached(value.__globals__.get(name), seen)
+    names = tuple(names_of(value.__code__))
+    for name in names:
+        known = value.__globals__.get(name)
+        yield from _reached(known, seen)
+        if isinstance(known, ModuleType):  # what is meant by ``module.name``
+            yield from _reached([getattr(known, other, None) for other in names], seen)

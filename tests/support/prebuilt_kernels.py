@@ -29,6 +29,7 @@ from ninfer.kernels.cuda.kv_cache import make_append
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.norm import make_rms_norm
 from ninfer.kernels.cuda.pointwise import make_swiglu
+from ninfer.kernels.cuda.sampling import slice_kernels
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_shape
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS
 from ninfer.models.qwen_hybrid.geometry import geometry_from_config
@@ -78,6 +79,7 @@ def narrow_variants() -> tuple[Kernel, ...]:
     format, head_dim = TensorFormat.BF16, 256
     stages = gate_stages(format, 16, 2, NARROW_BYTES)
     return (
+        *slice_kernels(),
         *kernels_of(DeltaHeads(16, 48, 128, 128), has_warpgroups=False),
         make_page_split(head_dim),
         *(

@@ -1,12 +1,15 @@
-"""What the five kernels of a token choice are given: the same operands, in one order.
+"""What the kernels of a token choice are given: the same operands, in one order.
 
 A launcher packs them once. A kernel is a function of all of them; `row_kernel` makes the rest.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ninfer.cuda import ptx
+from ninfer.cuda import cluster, ptx
+from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.choice_room import Room
 from ninfer.kernels.cuda.choice_selection import BLOCK
 
 
@@ -53,6 +56,44 @@ _PARAMS: Final = (Param.ADDRESS,) * 13 + (Param.I32,) * 3 + (Param.ADDRESS,)
 
 def row_kernel(name: str, work: Any, *, max_registers: int, min_blocks: int = 0) -> Kernel:
     """Kernel of a device function of `Operands`; grid (SLICES, rows), block (256,)."""
+    return Kernel(
+        name,
+        _function(work, _begin_alone),
+        _PARAMS,
+        threads=BLOCK,
+        max_registers=max_registers,
+        min_blocks=min_blocks,
+    )
+
+
+def cluster_kernel(name: str, work: Any, room: Room) -> Kernel:
+    """Kernel of a device function of `Operands`; grid (blocks, rows), a cluster for each row."""
+    return Kernel(
+        name,
+        _function(work, _begin_in_cluster),
+        _PARAMS,
+        threads=room.threads,
+        max_registers=64,
+        dynamic_shared_bytes=room.nbytes,
+        cluster_blocks=room.blocks,
+    )
+
+
+@device_function
+def _begin_alone() -> None:
+    ptx.release_successor()
+    ptx.wait_for_predecessor()
+
+
+@device_function
+def _begin_in_cluster() -> None:
+    ptx.release_successor()
+    cluster.arrive_cluster()
+    ptx.wait_for_predecessor()
+
+
+def _function(work: Any, begin: Any) -> Callable[..., None]:
+    """Function of a kernel's parameters that begins and works."""
 
     def choose(
         logits: int,
@@ -73,8 +114,7 @@ def row_kernel(name: str, work: Any, *, max_registers: int, min_blocks: int = 0)
         addressable: int,
         tokens: int,
     ) -> None:
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
+        begin()
         work(
             Operands(
                 logits, temperatures, top_ps, min_ps, presences, frequencies, top_ks, seeds,
@@ -83,6 +123,4 @@ def row_kernel(name: str, work: Any, *, max_registers: int, min_blocks: int = 0)
             )
         )  # fmt: skip
 
-    return Kernel(
-        name, choose, _PARAMS, threads=BLOCK, max_registers=max_registers, min_blocks=min_blocks
-    )
+    return choose

@@ -198,6 +198,17 @@ def warp_best(word: Any) -> Any:
 
 
 @device_function
+def warp_largest(word: Any) -> Any:
+    """`warp_best` for devices that reduce over lanes at once."""
+    high = uint32(word >> uint64(32))
+    best_high = ptx.largest_of_warp(high)
+    low = uint32(0)
+    if high == best_high:
+        low = uint32(word & uint64(0xFFFFFFFF))
+    return (uint64(best_high) << uint64(32)) | uint64(ptx.largest_of_warp(low))
+
+
+@device_function
 def warp_lowest(value: Any) -> Any:
     """Smallest of the 32 lanes' u32 values."""
     value = min(value, from_lane_xor_u32(value, 16))

@@ -1,8 +1,9 @@
-"""Token choice on CUDA: counting, the five kernels of a choice, and scores of given tokens.
+"""Token choice on CUDA: counting, the kernels of a choice, and scores of given tokens.
 
-A choice is `choice_kernels`, in groups of rows that the stream's scratch memory has room for. A
-score is one block for each row: largest logit, then the sum of exponentials in f64, whose order is
-a function of the vocabulary alone.
+A choice is one launch of `choice_cluster` where blocks can start in clusters and hold a row
+together, and elsewhere the five of `choice_kernels`, in groups of rows that the stream's scratch
+memory has room for. A score is one block for each row: largest logit, then the sum of exponentials
+in f64, whose order is a function of the vocabulary alone.
 """
 
 import math
@@ -17,12 +18,14 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda import choice_kernels as choice
 from ninfer.kernels.cuda import choice_values as values
+from ninfer.kernels.cuda.choice_cluster import make_choose
 from ninfer.kernels.cuda.choice_draw import make_draw
 from ninfer.kernels.cuda.choice_passes import SLICES
+from ninfer.kernels.cuda.choice_room import ROOM
 from ninfer.kernels.cuda.choice_selection import MAX_IDS
 from ninfer.kernels.cuda.choice_values import Line
 from ninfer.kernels.cuda.device_functions import warp_sum
-from ninfer.kernels.cuda.launch import KernelShapes
+from ninfer.kernels.cuda.launch import RESERVED_SHARED, KernelShapes
 from ninfer.kernels.operand_groups import SamplerSettings
 from ninfer.tensor import Tensor
 
@@ -68,8 +71,10 @@ def sample(
     num_rows, vocabulary = logits.shape
     if addressable > MAX_IDS:
         raise ShapeError(f"{addressable} ids, the CUDA choice takes up to {MAX_IDS}")
-    for first in range(0, num_rows, choice.MAX_ROWS):
-        count = min(choice.MAX_ROWS, num_rows - first)
+    is_together = has_room(stream.has_clusters, stream.shared_bytes)
+    most = num_rows if is_together else choice.MAX_ROWS
+    for first in range(0, num_rows, most):
+        count = min(most, num_rows - first)
         row_tensors = (
             rows.temperature,
             rows.top_p,
@@ -92,7 +97,10 @@ def sample(
             addressable,
             tokens.rows(first, count).address,
         )
-        for kernel in _choice():
+        if is_together:
+            stream.launch(make_choose(), (ROOM.blocks, count, 1), args)
+            continue
+        for kernel in slice_kernels():
             stream.launch(kernel, (SLICES, count, 1), args)
 
 
@@ -122,10 +130,18 @@ def score(
 
 def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     """Kernels a model needs: the same for every vocabulary."""
-    return (make_count(), *_choice(), make_score())
+    is_together = has_room(shapes.has_clusters, shapes.block_shared_bytes)
+    chosen = (make_choose(),) if is_together else slice_kernels()
+    return (make_count(), *chosen, make_score())
 
 
-def _choice() -> tuple[Kernel, ...]:
+def has_room(has_clusters: bool, block_shared_bytes: int) -> bool:
+    """Whether a device chooses tokens by clusters."""
+    return has_clusters and ROOM.nbytes + RESERVED_SHARED <= block_shared_bytes
+
+
+def slice_kernels() -> tuple[Kernel, ...]:
+    """The kernels of a choice without clusters, in order."""
     return (
         choice.make_survey(),
         choice.make_weigh(),
