@@ -140,9 +140,7 @@ class _Cluster:
             assert first % 16 == int(to[lane]) % 16 == size % 16 == 0
             assert 0 <= first <= self._memory.octets.size - size
             assert int(to[lane]) + size <= own.octets.size
-            own.octets[int(to[lane]) : int(to[lane]) + size] = self._memory.octets[first:][:size]
-            self.barriers[self._key(barrier)].count(0, size)
-        self._turns.wake(self._queue)
+            self._sent.append(self._copy(own, int(to[lane]), first, size, self._key(barrier)))
 
     def wait_phase(self, address: Any, parity: Any) -> None:
         self._deliver()
@@ -195,6 +193,17 @@ class _Cluster:
             self.barriers[key].count(0, nbytes)
 
         self._sent.append(arrive)
+
+    def _copy(
+        self, own: Memory, to: int, first: int, size: int, key: tuple[int, int]
+    ) -> Callable[[], None]:
+        """What copies from global memory and counts."""
+
+        def arrive() -> None:
+            own.octets[to : to + size] = self._memory.octets[first : first + size]
+            self.barriers[key].count(0, size)
+
+        return arrive
 
     def _deliver(self) -> None:
         """Let everything arrive that was sent."""
