@@ -72,6 +72,13 @@ def add_engine_options(
         help="tokens that the whole KV cache holds (default: auto)",
     )
     group.add_argument(
+        "--kv-headroom-mib",
+        type=integer,
+        default=1024,
+        metavar="N",
+        help="MiB of the device that an automatic KV capacity leaves free (default: %(default)s)",
+    )
+    group.add_argument(
         "--kv-dtype",
         choices=[kind.value for kind in KvDtype],
         default=KvDtype.AUTO.value,
@@ -277,6 +284,7 @@ def engine_config(
         max_context=context,
         shrinks_context=is_default,
         kv_capacity=options.kv_capacity,
+        kv_headroom_bytes=options.kv_headroom_mib << 20,
         kv_dtype=KvDtype(options.kv_dtype),
         prefill_chunk=options.prefill_chunk,
         speculative=backend,

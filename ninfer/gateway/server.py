@@ -86,6 +86,8 @@ def serve(plan: ServePlan) -> ServeEnd:
         gateway.life.note_loaded(engine)
         if log is not None:
             log.note_server_start(plan.arguments, engine)
+        for line in engine.memory_account.splitlines():
+            plan.announce(line)
         plan.announce(f"ready: {engine.model_id}, {plan.config.max_concurrency} at a time")
         end = _wait_and_drain(gateway, engine, stop, log, plan)
         server.http.close()

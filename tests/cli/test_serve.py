@@ -49,6 +49,13 @@ def test_engine_waits_with_as_many_as_it_is_told() -> None:
     assert (config.max_concurrency, config.max_pending, config.max_context) == (3, 5, 8192)
 
 
+@pytest.mark.parametrize(("arguments", "nbytes"), [((), 1 << 30), (("--kv-headroom-mib", "0"), 0)])
+def test_the_device_keeps_as_much_memory_free_as_it_is_told(
+    arguments: tuple[str, ...], nbytes: int
+) -> None:
+    assert engine_config(parsed(*arguments)).kv_headroom_bytes == nbytes
+
+
 def test_open_address_without_a_key_is_refused() -> None:
     with pytest.raises(UsageError, match="lets everybody in"):
         settings("--host", "0.0.0.0")

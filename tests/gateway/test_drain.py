@@ -75,6 +75,20 @@ def rest(connection: socket.socket) -> bytes:
     return data
 
 
+def test_the_operator_is_told_what_memory_is_for_before_the_server_is_ready() -> None:
+    drill = Drill()
+
+    def client(server: RemoteServer) -> None:
+        drill.wait_ready()
+        terminate()
+
+    drill.run(client)
+
+    assert drill.lines[0].startswith("listening on ")
+    assert drill.lines[1:3] == ["arenas", "  none      0 bytes"]
+    assert drill.lines[3].startswith("ready: ")
+
+
 def test_active_requests_finish_and_others_are_refused() -> None:
     drill = Drill()
     seen: dict[str, Any] = {}

@@ -137,6 +137,10 @@ class ScriptedEngine(Engine):
             self._stack = stack.pop_all()
 
     @property
+    def memory_account(self) -> str:
+        return "arenas\n  none      0 bytes"
+
+    @property
     def config(self) -> EngineConfig:
         return self._scripted_config
 
