@@ -70,6 +70,7 @@ _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _CAREFUL: Final = ("-Xptxas=-O1",)  # loads stay where they are: fewer values wait for their use
 _FORMAT: Final = 1  # of keys: raised where `translation` gives other code for the same kernel
 _TOOLCHAIN_FILE: Final = "toolchain"
+_WAIT: Final = b"griddepcontrol.wait"
 _SERIALISED: Final = "wgmma.mma_async instructions are serialized"
 
 
@@ -298,6 +299,8 @@ def _build(kernel: Kernel, target: str, recipe: Recipe) -> Compiled:
         cubin, log = driver.link_bitcode(code, kernel.name, options)
     else:
         ptx = translation.ptx_text(kernel, _FIRST_DEPENDENT, recipe.min_blocks)
+        if _WAIT not in ptx:
+            raise InvariantError(f"kernel {kernel.name!r} never waits for its predecessor")
         cubin, log = driver.link_ptx(ptx, kernel.name, options)
     if _SERIALISED in log:
         raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")

@@ -22,8 +22,10 @@ def kernel_of_every_instruction() -> Kernel:
         call = f"cluster.{name}({', '.join(LITERALS[kind] for kind in made.param_types)})"
         keeps = f"store_u32(address, {call})" if made.num_results else call
         lines.append(f"    {keeps}")
+    lines.append("    wait_for_predecessor()")
     space: dict[str, Any] = {}
-    imports = "from ninfer.cuda import cluster\nfrom ninfer.cuda.ptx import store_u32\n"
+    imports = "from ninfer.cuda import cluster\n"
+    imports += "from ninfer.cuda.ptx import store_u32, wait_for_predecessor\n"
     exec(imports + "\n".join(lines), space)
     params = (Param.ADDRESS, Param.U32, Param.F32)
     return Kernel("every", space["every"], params, 64, 255, cluster_blocks=2)

@@ -1,6 +1,7 @@
 import dataclasses
 import importlib
 import multiprocessing
+import shutil
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def make_spilling_kernel() -> Kernel:
     size = 300
 
     def probe(source: int, target: int) -> None:
+        ptx.wait_for_predecessor()
         values = cuda.local.array(size, float32)
         for i in range(size):
             values[i] = ptx.load_f32(source + uint64(4 * i))
@@ -97,6 +99,16 @@ def test_local_memory_and_a_broken_budget_are_complaints() -> None:
     assert [message.split(": ")[0] for message in found] == ["spilling", "spilling"]
     assert "local" in found[0]
     assert "declared 4" in found[1]
+
+
+def test_a_kernel_that_waits_for_no_predecessor_is_refused() -> None:
+    def probe(target: int) -> None:
+        ptx.store_u32(target, uint32(1))
+
+    kernel = Kernel("hasty", probe, (Param.ADDRESS,), threads=32, max_registers=32)
+
+    with pytest.raises(InvariantError, match="'hasty' never waits"):
+        build(kernel, "sm_90")
 
 
 def test_unknown_target_is_refused() -> None:
@@ -239,7 +251,17 @@ def _compile_into(folder: str) -> bytes:
     return KernelCache(Path(folder)).compiled(make_kernel(7), "sm_90").cubin
 
 
-@pytest.mark.slow
+def test_a_folder_that_is_deleted_under_a_process_is_filled_again(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "kernels")
+    first = cache.compiled(make_kernel(1), "sm_90")
+    shutil.rmtree(cache.folder)
+
+    again = cache.compiled(make_kernel(1), "sm_90")
+
+    assert again.cubin == first.cubin
+    assert cache.holds(make_kernel(1), "sm_90")
+
+
 def test_two_processes_fill_one_folder(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         cubins = pool.map(_compile_into, [str(tmp_path)] * 2)

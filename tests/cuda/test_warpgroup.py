@@ -8,7 +8,7 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 
 from numba import cuda, float32, uint32, uint64
 
-from ninfer.cuda import warpgroup
+from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
 from ninfer.cuda.module import TARGETS, build, complaints, suits
 from ninfer.errors import InvariantError
@@ -29,7 +29,8 @@ def kernel_of_every_instruction() -> Kernel:
         arguments = ", ".join(LITERALS[kind] for kind in made.param_types)
         lines.append(f"    warpgroup.{name}({arguments})")
     space: dict[str, Any] = {}
-    exec("from ninfer.cuda import warpgroup\n" + "\n".join(lines), space)
+    lines.append("    ptx.wait_for_predecessor()")
+    exec("from ninfer.cuda import ptx, warpgroup\n" + "\n".join(lines), space)
     params = (Param.ADDRESS, Param.U32)
     return Kernel("every", space["every"], params, 128, 255, is_warpgroup=True)
 
@@ -60,6 +61,7 @@ def test_sums_that_are_touched_between_products_are_refused() -> None:
     multiply = warpgroup.multiply_block(128)
 
     def serial(address: int) -> None:
+        ptx.wait_for_predecessor()
         sums = cuda.local.array(64, float32)
         for i in range(64):
             sums[i] = float32(0.0)

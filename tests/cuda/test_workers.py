@@ -20,6 +20,7 @@ from ninfer.errors import InvariantError
 
 def make_kernel(number: int) -> Kernel:
     def probe(target: int) -> None:
+        ptx.wait_for_predecessor()
         ptx.store_u32(target, uint32(number))
 
     return Kernel(f"probe_{number}", probe, (Param.ADDRESS,), threads=32, max_registers=32)
