@@ -67,11 +67,9 @@ def compile_kernels(session: nox.Session) -> None:
 
 @nox.session
 def compile_targets(session: nox.Session) -> None:
-    """Every kernel of 27B and 35B for sm_90, one geometry of each kind for the other targets."""
-    models = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+    """Every kernel of every model for sm_90, one geometry of each kind for the other targets."""
     session.run(
-        *(PYTHON, "-m", "ninfer", "compile", "--every-target", "--one-geometry"),
-        *(word for model in models for word in ("--model-id", model)),
+        *(PYTHON, "-m", "ninfer", "compile", "--all", "--every-target", "--one-geometry"),
     )
 
 
@@ -92,13 +90,30 @@ def compile_all(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Tests that need a CUDA device: eight processes, then those that need it for themselves.
 
+    All of them must have launched every kernel that a registered model declares.
     ``nox -s gpu -- -n 2 tests/ops`` has fewer processes, and tests of one folder.
     """
+    plugin, folder = "tests.support.launch_coverage", Path(session.create_tmp()) / "launched"
+    noted = ("-p", plugin, "--launched", str(folder))
     together = ("-m", "gpu and not alone", "-n", "8", *session.posargs)
     alone = ("-m", "gpu and alone", *session.posargs, "-n", "0")
-    for arguments in (together, alone):
+    for chosen in (together, alone):
         # Arguments may choose tests of one kind only: none of the other is no failure.
-        session.run(PYTHON, "-m", "pytest", "-q", *arguments, success_codes=(0, _NO_TESTS))
+        session.run(PYTHON, "-m", "pytest", "-q", *noted, *chosen, success_codes=(0, _NO_TESTS))
+    if not session.posargs:
+        session.run(PYTHON, "-m", plugin, str(folder))
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Tests of ops on a CUDA device under memcheck and racecheck: ``-- FILE...`` takes some."""
+    chosen = session.posargs or ["tests/ops"]
+    for tool in ("memcheck", "racecheck"):
+        session.run(
+            *("compute-sanitizer", "--tool", tool, "--error-exitcode", "9"),
+            *(PYTHON, "-m", "pytest", "-q", "-m", "gpu and not alone", *chosen),
+            external=True,
+        )
 
 
 @nox.session
