@@ -8,16 +8,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    few_columns,
-    few_product,
-    few_walk,
-    group_products,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-)
 from ninfer.kernels.cuda.few_product import TOGETHER, make_few
 from ninfer.kernels.cuda.few_shape import SLOTS, choose_places, shapes_for
 from ninfer.kernels.cuda.product_output import Output
@@ -31,16 +21,6 @@ from tests.support.warp_simulator import WarpSimulator
 
 Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
 W8, BF16 = TensorFormat.W8, TensorFormat.BF16
-MODULES = (
-    few_columns,
-    few_product,
-    few_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
 
 
@@ -61,7 +41,7 @@ def simulate(
     args += args[-7:] * (SLOTS - len(views))
     octets = memory.octets()
 
-    WarpSimulator(MODULES, octets).launch(
+    WarpSimulator(octets).launch(
         make_few(formats, row_tiles, memory.num_columns), (end, 1, 1), args
     )
 

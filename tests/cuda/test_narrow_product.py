@@ -8,15 +8,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    few_walk,
-    group_products,
-    narrow_product,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-)
 from ninfer.kernels.cuda.narrow_product import make_narrow
 from ninfer.kernels.cuda.narrow_shape import NARROW
 from ninfer.kernels.cuda.product_output import Output
@@ -25,16 +16,6 @@ from tests.cuda.test_few_product import simulate as simulate_few
 from tests.support.oracles.linear import random_payload
 from tests.support.product_memory import ProductMemory, View, bf16_words
 from tests.support.warp_simulator import WarpSimulator
-
-MODULES = (
-    narrow_product,
-    few_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 
 
 def simulate(views: Sequence[View], words: npt.NDArray[np.uint16]) -> list[npt.NDArray[np.float32]]:
@@ -51,7 +32,7 @@ def simulate(views: Sequence[View], words: npt.NDArray[np.uint16]) -> list[npt.N
     octets = memory.octets()
     kernel = make_narrow(formats, memory.k_tiles // 8, 1)
 
-    WarpSimulator(MODULES, octets).launch(kernel, (end, 1, 1), args)
+    WarpSimulator(octets).launch(kernel, (end, 1, 1), args)
 
     return memory.products(octets)
 

@@ -4,16 +4,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    group_products,
-    product_output,
-    skinny_product,
-    skinny_shape,
-    skinny_walks,
-    weight_pairs,
-    weight_tiles,
-)
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.skinny_product import make_skinny
@@ -26,16 +16,6 @@ from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import bf16_words, bound
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
-MODULES = (
-    skinny_product,
-    skinny_shape,
-    skinny_walks,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 every_format = pytest.mark.parametrize("format", WEIGHT_FORMATS, ids=lambda f: f.name)
 
 
@@ -61,7 +41,7 @@ def simulate(
     octets[: weight.size] = weight
     octets[at_columns : at_columns + columns.size] = columns
     octets[at_out:] = out.view(np.uint8).reshape(-1)
-    simulator = WarpSimulator(MODULES, octets)
+    simulator = WarpSimulator(octets)
     block = Skinny(format, row_tiles, column_tiles, stages, 2)
     first_tile, last_tile = rows.start // 16, (rows.stop - 1) // 16
     base = GLOBAL + at_columns

@@ -3,7 +3,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import group_products, tile_product
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.tile_product import make_tile_product, tile_grid, tile_shape
@@ -11,12 +10,9 @@ from ninfer.kernels.cuda.weight_layout import WeightLayout, pack_weight
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
 from ninfer.tensor import TensorFormat
 from ninfer.tensor_formats import bf16_to_f32
-from tests.cuda.test_skinny_product import MODULES
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import bf16_words, bound
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
-
-MANY = (*MODULES, tile_product, group_products)
 
 
 @pytest.mark.slow
@@ -38,7 +34,7 @@ def test_kernel_text_multiplies_what_is_stored(format: TensorFormat) -> None:
 
     tiles = tile_shape(format)
     assert tiles is not None
-    WarpSimulator(MANY, octets).launch(
+    WarpSimulator(octets).launch(
         make_tile_product(tiles),
         tile_grid(-(-(first_row + num_rows) // 16) - first_row // 16, columns),
         (

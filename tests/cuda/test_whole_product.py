@@ -8,15 +8,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    group_products,
-    held_walk,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-    whole_product,
-)
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT
 from ninfer.kernels.cuda.whole_product import WHOLE, make_whole
@@ -27,16 +18,6 @@ from tests.cuda.test_few_product import simulate as simulate_few
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import ProductMemory, View, bf16_words, bound
 from tests.support.warp_simulator import WarpSimulator
-
-MODULES = (
-    whole_product,
-    held_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 
 
 def simulate(view: View, words: npt.NDArray[np.uint16], blocks: int) -> npt.NDArray[np.float32]:
@@ -52,7 +33,7 @@ def simulate(view: View, words: npt.NDArray[np.uint16], blocks: int) -> npt.NDAr
     nbytes = whole_bytes(view.format, memory.k_tiles)
     kernel = dataclasses.replace(make_whole(view.format), dynamic_shared_bytes=nbytes)
 
-    WarpSimulator(MODULES, octets).launch(kernel, (blocks, 1, 1), args)
+    WarpSimulator(octets).launch(kernel, (blocks, 1, 1), args)
 
     return memory.products(octets)[0]
 

@@ -9,17 +9,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    group_products,
-    held_walk,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-    wide_product,
-    wide_sums,
-    wide_walk,
-)
 from ninfer.kernels.cuda.product_output import Output
 from ninfer.kernels.cuda.row_products import MODE_AT, SKIP_AT
 from ninfer.kernels.cuda.skinny_shape import PARTS
@@ -39,17 +28,6 @@ from tests.support.cluster_simulator import ClusterSimulator
 from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import ProductMemory, View, bf16_words, bound
 
-MODULES = (
-    wide_product,
-    wide_sums,
-    wide_walk,
-    held_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
 W8, BF16 = TensorFormat.W8, TensorFormat.BF16
 
@@ -89,7 +67,7 @@ def simulate(
     kernel = make_wide(formats, tiles)
     kernel = dataclasses.replace(kernel, dynamic_shared_bytes=nbytes, threads=32 * warps)
 
-    simulator = ClusterSimulator(MODULES, octets)
+    simulator = ClusterSimulator(octets)
     simulator.is_last_ahead = is_last_ahead
     simulator.launch(kernel, (PARTS * clusters, 1, 1), args)
 
