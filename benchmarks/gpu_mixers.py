@@ -33,6 +33,7 @@ from ninfer.device import host_array
 from ninfer.kernels.cuda import gated_delta as cuda_gated_delta
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_expand import make_expand
+from ninfer.kernels.cuda.attention_int8_split import int8_stages, make_int8_split
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_wide import make_wide_prefill
 from ninfer.kernels.cuda.attention_wide_int8 import make_wide_int8_prefill
@@ -311,8 +312,7 @@ def compile_all(folder: Path) -> None:
     for to_image in (False, True):
         kernels += [make_wide_prefill(to_image), make_wide_int8_prefill(to_image)]
     kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
-    for is_int8 in (False, True):
-        kernels.append(make_split(256, is_int8, split_stages(256, is_int8)))
+    kernels += [make_split(256, split_stages(256)), make_int8_split(256, int8_stages(256))]
     for dims in MIXERS.values():
         heads = cuda_gated_delta.delta_heads(dims)
         kernels += cuda_gated_delta.kernels_of(heads)

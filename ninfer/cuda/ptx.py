@@ -161,6 +161,12 @@ store_f32x4 = define(
 reduce_add_u32 = define("red.global.add.u32 [$0], $1;", [], [_U64, _U32], is_ordered=True)
 reduce_add_u64 = define("red.global.add.u64 [$0], $1;", [], [_U64, _U64], is_ordered=True)
 fetch_add_u32 = define("atom.global.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True)
+fetch_add_u32_if = define(  # where the first operand is not 0; nothing elsewhere
+    "{ .reg .pred p; setp.ne.u32 p, $1, 0; mov.u32 $0, 0; @p atom.global.add.u32 $0, [$2], $3; }",
+    [_U32],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
 fetch_add_release_u32 = define(
     "atom.global.acq_rel.gpu.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True
 )
@@ -180,6 +186,12 @@ store_f32_if = define(
     "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.f32 [$1], $2; }",
     [],
     [_U32, _U64, _F32],
+    is_ordered=True,
+)
+store_f32x4_if = define(
+    "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.v4.f32 [$1], {$2,$3,$4,$5}; }",
+    [],
+    [_U32, _U64] + [_F32] * 4,
     is_ordered=True,
 )
 
@@ -233,10 +245,25 @@ mma_bf16 = define(
     [_U32] * 6 + [_F32] * 4,
 )
 
+# The same for one 16x8x32 tile of bytes: signed ones, and unsigned ones times signed ones.
+mma_s8 = define(
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    [_I32] * 4,
+    [_U32] * 6 + [_I32] * 4,
+)
+mma_u8_s8 = define(
+    "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    [_I32] * 4,
+    [_U32] * 6 + [_I32] * 4,
+)
+
 # Numbers with a rounding of their own: never contracted, so that two kernels agree bit for bit.
 fused_multiply_add = define("fma.rn.f32 $0, $1, $2, $3;", [_F32], [_F32] * 3)
 multiply_f32 = define("mul.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
 add_f32 = define("add.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
+larger_f32 = define("max.f32 $0, $1, $2;", [_F32], [_F32] * 2)  # of a number and none: the number
 power_of_two = define("ex2.approx.ftz.f32 $0, $1;", [_F32], [_F32])
 multiply_add_bf16x2 = define("fma.rn.bf16x2 $0, $1, $2, $3;", [_U32], [_U32] * 3)
 
@@ -302,6 +329,9 @@ copy_columns_16_if = define(  # the same, through the first-level cache, where o
     [],
     [_U32, _U64, _U32],
     is_ordered=True,
+)
+copy_page_16 = define(
+    "cp.async.cg.shared.global.L2::256B [$0], [$1], 16;", [], [_U32, _U64], is_ordered=True
 )
 close_copies = define("cp.async.commit_group;", [], [], is_ordered=True)
 wait_copies_0 = define("cp.async.wait_group 0;", [], [], is_ordered=True)

@@ -9,38 +9,20 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
 from ninfer.cuda.kernel_source import Kernel
-from ninfer.kernels.cuda import (
-    attention_bf16,
-    attention_cache,
-    attention_decode,
-    attention_int8,
-    attention_page_decode,
-    attention_splits,
-    device_functions,
-    product_output,
-)
+from ninfer.kernels.cuda import attention_decode, attention_int8_split, attention_page_decode
 from ninfer.kernels.cuda.attention_splits import num_splits
 from ninfer.tensor import DType
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
 from tests.support.cuda_cache import make_content
 from tests.support.mixer_simulator import MixerSimulator, lay_out
 
-MODULES = (
-    attention_bf16,
-    attention_cache,
-    attention_decode,
-    attention_int8,
-    attention_page_decode,
-    attention_splits,
-    device_functions,
-    product_output,
-)
-
 
 def ring(head_dim: int, is_int8: bool) -> Kernel:
-    return attention_decode.make_split(
-        head_dim, is_int8, attention_decode.split_stages(head_dim, is_int8)
-    )
+    if is_int8:
+        return attention_int8_split.make_int8_split(
+            head_dim, attention_int8_split.int8_stages(head_dim)
+        )
+    return attention_decode.make_split(head_dim, attention_decode.split_stages(head_dim))
 
 
 def page_by_page(head_dim: int, is_int8: bool) -> Kernel:
@@ -54,7 +36,13 @@ def page_by_page(head_dim: int, is_int8: bool) -> Kernel:
 )
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "lengths", "blocks"),
-    [(4, 2, 64, [1, 63, 65, 150], 3), (10, 1, 64, [140], 2), (12, 1, 128, [70], 2)],
+    [
+        (4, 2, 64, [1, 63, 65, 150], 3),
+        (4, 2, 64, [1, 150], 12),
+        (10, 1, 64, [140], 2),
+        (12, 1, 128, [70], 2),
+        (6, 1, 256, [200], 2),
+    ],
 )
 def test_splits_hold_what_was_attended_and_nothing_else(
     make: Callable[[int, bool], Kernel],
@@ -83,15 +71,17 @@ def test_splits_hold_what_was_attended_and_nothing_else(
             "positions": np.array(lengths, np.int32) - 1,
             "partial": np.full((columns, num_heads, most, head_dim), np.nan, np.float32),
             "stats": np.full((columns, num_heads, most, 2), np.nan, np.float32),
+            "tickets": np.zeros(2, np.uint32),
         }
     )
+    outputs = "partial", "stats", *(("tickets",) if dtype is DType.I8 else ())
     names = ("queries", "keys", "values", "key_scales", "value_scales", "table", "rows")
     sharing, scale = num_heads // num_kv_heads, head_dim**-0.5
-    MixerSimulator(MODULES, octets).launch(
+    MixerSimulator(octets).launch(
         make(head_dim, dtype is DType.I8),
         (blocks, 1, 1),
         (
-            *(at[name] for name in (*names, "positions", "partial", "stats")),
+            *(at[name] for name in (*names, "positions", *outputs)),
             columns,
             num_kv_heads,
             sharing,
@@ -101,6 +91,7 @@ def test_splits_hold_what_was_attended_and_nothing_else(
         ),
     )
 
+    assert not views["tickets"].any()
     partial, stats = views["partial"].astype(float), views["stats"].astype(float)
     for column, length in enumerate(lengths):
         count = num_splits(length)

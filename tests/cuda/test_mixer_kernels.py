@@ -11,6 +11,7 @@ from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import build, complaints
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_expand import make_expand
+from ninfer.kernels.cuda.attention_int8_split import int8_stages, make_int8_split
 from ninfer.kernels.cuda.attention_merge import make_merge
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill
@@ -48,7 +49,8 @@ SMALL = [
 ]
 GATE_STAGES = walk_stages(TensorFormat.Q4, 16, MULTIPROCESSOR_SHARED)
 LARGE = [
-    *(partial(make_split, 256, is_int8, split_stages(256, is_int8)) for is_int8 in (False, True)),
+    partial(make_split, 256, split_stages(256)),
+    partial(make_int8_split, 256, int8_stages(256)),
     partial(make_page_split, 256),
     *(partial(make_page_prefill, 256, is_int8, 4) for is_int8 in (False, True)),
     *(partial(make_wide_prefill, to_image) for to_image in (False, True)),

@@ -5,7 +5,7 @@ arrays. A matrix load whose rows share a bank of shared memory fails.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -45,6 +45,25 @@ def _log_decay(a: Any, a_log: Any, dt_bias: Any) -> Array:
     return np.asarray(-np.exp(a_log) * soft, _F32)
 
 
+def _bytes_product(left_kind: Any, words: Sequence[Any]) -> tuple[Array, ...]:
+    """m16n8k32, row.col, bytes -> s32 (PTX ISA, fragments of mma.m16n8k32)."""
+    held = [np.ascontiguousarray(_lanes(word), _U32).view(np.uint8) for word in words[:6]]
+    row, first = (
+        np.repeat(_LANE >> 2, 4),
+        np.tile(np.arange(4), LANES) + np.repeat(_LANE & 3, 4) * 4,
+    )
+    left, right = np.empty((16, 32), left_kind), np.empty((32, 8), np.int8)
+    for i in range(4):
+        left[row + i % 2 * 8, first + i // 2 * 16] = held[i].view(left_kind)
+    for i in range(2):
+        right[first + 16 * i, row] = held[4 + i].view(np.int8)
+    product = left.astype(np.int64) @ right.astype(np.int64)
+    pair = 2 * (_LANE & 3)
+    found = [product[(_LANE >> 2) + i // 2 * 8, pair + i % 2] + words[6 + i] for i in range(4)]
+    assert all(np.all(np.abs(total) < 1 << 31) for total in found)
+    return tuple(total.astype(np.int32) for total in found)
+
+
 class _Intrinsics(base._Intrinsics):
     def __init__(self, world: Any, shared: Any) -> None:
         super().__init__(world, shared)
@@ -63,6 +82,13 @@ class _Intrinsics(base._Intrinsics):
         self.square_root = lambda x: np.sqrt(np.asarray(x, _F32))
         self.divide_u32 = lambda a, b: _U32(int(_same(a)) // int(_same(b)))
 
+        self.mma_s8 = lambda *words: _bytes_product(np.int8, words)
+        self.mma_u8_s8 = lambda *words: _bytes_product(np.uint8, words)
+        self.larger_f32 = lambda a, b: np.fmax(np.asarray(a, _F32), np.asarray(b, _F32))
+        self.bits_of_f32 = lambda x: np.asarray(x, _F32).view(_U32)
+        self.largest_of_warp = lambda word: np.max(_lanes(word))
+        self.put_shared_u16 = lambda address, word: shared.store(address, [word], np.uint16)
+
     @staticmethod
     def _storer(memory: Any, dtype: Any) -> Any:
         return lambda address, *values: memory.store(address, values, dtype)
@@ -75,6 +101,20 @@ class _Intrinsics(base._Intrinsics):
         safe = np.where(read, _lanes(source).astype(np.int64), GLOBAL)
         words = [np.where(read, word, 0).astype(_U32) for word in self._world.load(safe, _U32, 4)]
         self._copies.asked.append(partial(self._shared.store, to, words, _U32))
+
+    def copy_page_16(self, to: Any, source: Any) -> None:
+        self.copy_async_16_if(to, source, _U32(1))
+
+    def fetch_add_u32_if(self, mask: Any, address: Any, value: Any) -> Array:
+        found = np.zeros(LANES, _U32)
+        for lane in np.flatnonzero(_lanes(mask)):
+            place = _lanes(address)[lane]
+            found[lane] = _lanes(self._world.load(place, _U32))[0]
+            self._world.store(place, [found[lane] + _U32(value)], _U32)
+        return found
+
+    def store_f32x4_if(self, mask: Any, address: Any, *values: Any) -> None:
+        self._world.store(address, values, _F32, mask)
 
     def _rows(self, address: Any) -> Array:
         """Rows of four 8 x 8 matrices; those of one matrix lie in different banks."""
@@ -114,6 +154,8 @@ class MixerSimulator(WarpSimulator):
             pytest.MonkeyPatch.context() as p,
         ):
             intrinsics = _Intrinsics(self.memory, shared)
+            found = next(module for module in self._modules if hasattr(module, "ptx"))
+            intrinsics.sync_threads = found.ptx.sync_threads
             p.setattr(type(ptx.wait_copies_0), "__call__", lambda wait: intrinsics.wait(wait))
             stand_ins = {
                 "ptx": intrinsics,
@@ -122,6 +164,8 @@ class MixerSimulator(WarpSimulator):
                 "there": lambda scale, flag: _chosen(flag, scale),
                 "seen": lambda score, flag: _chosen(flag, score, -np.inf),
                 "either": np.where,
+                "uniform": _same,
+                "of_first_lane": lambda value: int(_lanes(value)[0]),
                 "sum_before": lambda value, lane: np.cumsum(value) - value,
                 "log_decay": _log_decay,
             }

@@ -15,6 +15,7 @@ from pathlib import Path
 from ninfer.compilation import declared_kernels, kernels_of_geometry
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import TARGETS, KernelCache, mark_prebuilt
+from ninfer.kernels.cuda.attention_int8_split import int8_stages, make_int8_split
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import make_page_prefill, page_warps
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
@@ -82,6 +83,7 @@ def narrow_variants() -> tuple[Kernel, ...]:
         *slice_kernels(),
         *kernels_of(DeltaHeads(16, 48, 128, 128), has_warpgroups=False),
         make_page_split(head_dim),
+        make_int8_split(head_dim, int8_stages(head_dim, NARROW_BYTES)),
         *(
             make_page_prefill(head_dim, is_int8, page_warps(head_dim, nbytes))
             for is_int8 in (False, True)

@@ -1,11 +1,11 @@
 """Gated causal attention over the paged cache on CUDA: launchers.
 
 Decode takes any columns, as many as are fragments: a fixed grid works on fixed splits of every
-column's positions (`attention_decode`; `attention_page_decode` where a block has little shared
-memory), and partial results lie in the stream's scratch memory, for as many columns at a time as
-fit. Prefill takes consecutive positions of one sequence (`attention_prefill`; for heads of 256
-`attention_wide` on warpgroups, `attention_page_prefill` elsewhere). The two differ in arithmetic;
-each depends on a column's own position and cache alone.
+column's positions (`attention_decode`, or `attention_page_decode` where a block has little shared
+memory; `attention_int8_split` over int8 pages), and partial results lie in the stream's scratch
+memory, for as many columns at a time as fit. Prefill takes consecutive positions of one sequence
+(`attention_prefill`; for heads of 256 `attention_wide` on warpgroups, `attention_page_prefill`
+elsewhere). The two differ in arithmetic; each depends on a column's own position and cache alone.
 
 On warpgroups int8 pages are turned into bf16 pages in the scratch memory first. Where a sequence
 could be too long for that, and only the device knows how long it is, a kernel that turns codes
@@ -21,6 +21,7 @@ from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
 from ninfer.kernels.cuda.attention_decode import make_split, split_stages
 from ninfer.kernels.cuda.attention_expand import ScratchPages, make_expand
+from ninfer.kernels.cuda.attention_int8_split import int8_stages, make_int8_split
 from ninfer.kernels.cuda.attention_merge import block_components, make_merge
 from ninfer.kernels.cuda.attention_page_decode import make_page_split
 from ninfer.kernels.cuda.attention_page_prefill import WARP_QUERIES, make_page_prefill, page_warps
@@ -70,6 +71,7 @@ def paged_decode(
         raise ShapeError(f"scratch: {table_width} pages a row need more than there is")
     is_int8 = kv.keys.dtype is DType.I8
     split = _split(head_dim, is_int8, stream.shared_bytes)
+    tickets = (stream.counters.address,) if is_int8 else ()
     base, sums, padded = block_parts(out)
     for first in range(0, num_columns, fitting):
         count = min(fitting, num_columns - first)
@@ -86,6 +88,7 @@ def paged_decode(
                 positions.rows(first, count).address,
                 partial,
                 stats,
+                *tickets,
                 count,
                 num_kv_heads,
                 num_heads // num_kv_heads,
@@ -187,10 +190,12 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
 
 def _split(head_dim: int, is_int8: bool, block_shared_bytes: int) -> Kernel:
     """Kernel of decode: with two pages at least, or with one; the same bits."""
-    stages = split_stages(head_dim, is_int8, block_shared_bytes)
+    if is_int8:
+        return make_int8_split(head_dim, int8_stages(head_dim, block_shared_bytes))
+    stages = split_stages(head_dim, block_shared_bytes)
     if stages == 1:
         return make_page_split(head_dim)
-    return make_split(head_dim, is_int8, stages)
+    return make_split(head_dim, stages)
 
 
 def _prefill(

@@ -32,15 +32,7 @@ def _make_fetch(head_dim: int) -> Any:
     pieces, plane_bytes = row_bytes // 16, TILE * row_bytes
 
     @device_function
-    def fetch(
-        stage: Any,
-        keys: Any,
-        values: Any,
-        key_scales: Any,
-        value_scales: Any,
-        row: Any,
-        count: Any,
-    ) -> None:
+    def fetch(stage: Any, keys: Any, values: Any, row: Any, count: Any) -> None:
         thread = uint32(cuda.threadIdx.x)
         offset = uint64(row) * uint64(row_bytes) + uint64(thread << uint32(4))
         for i in range(TILE * pieces // THREADS):

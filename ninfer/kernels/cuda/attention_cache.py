@@ -1,4 +1,4 @@
-"""How a block of decode attention reads one page of cached positions.
+"""How a block of decode attention reads one page of cached positions of bf16.
 
 A stage in shared memory holds the 64 rows of keys and of values of one key head. Eight warps share
 it. For scores, positions are the rows of the products: a warp takes sixteen of them and half of the
@@ -6,8 +6,8 @@ components. For outputs, components are the rows: a warp takes 32 of them and al
 query heads are the columns of both. So a lane has scores of heads 2t and 2t + 1 (t = lane mod 4),
 weights of head lane / 4 and outputs of heads 2t and 2t + 1.
 
-How rows lie in a stage is the knowledge of `attention_bf16` and `attention_int8`. Rows behind the
-last position are zeros, never read. Source of the fragment orders: PTX ISA, m16n8k16.
+How rows lie in a stage is the knowledge of `attention_bf16`. Rows behind the last position are
+zeros, never read. Source of the fragment orders: PTX ISA, m16n8k16.
 """
 
 from typing import Any, Final, NamedTuple
@@ -25,12 +25,12 @@ WARP_COMPONENTS: Final = 32
 
 
 class CacheReader(NamedTuple):
-    """Functions of one kind of cache, and what they need.
+    """Functions that read pages, and what they need.
 
     Attributes:
         stage_bytes: shared memory of one stage.
         query_words: registers of a lane that hold its part of the queries.
-        fetch: ``(stage, keys, values, key_scales, value_scales, row, count)``; starts copies of
+        fetch: ``(stage, keys, values, row, count)``; starts copies of
             ``count`` rows from plane row ``row``, and zeros behind them.
         load_query: ``(address, half, lane, words)`` from the lane's head.
         scores: ``(stage, words, block, half, lane, s)``; s[2 i + j] is position

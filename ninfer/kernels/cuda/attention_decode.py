@@ -1,4 +1,4 @@
-"""Decode attention on CUDA: splits of the cache.
+"""Decode attention on CUDA over bf16 planes: splits of the cache.
 
     m = max s_j ; l = sum exp2(s_j - m) ; a = sum exp2(s_j - m) v_j     s in units of log 2
 
@@ -22,8 +22,7 @@ from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.attention_bf16 import bf16_reader
-from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS, CacheReader
-from ninfer.kernels.cuda.attention_int8 import int8_reader
+from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS
 from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
@@ -33,10 +32,10 @@ from ninfer.kernels.cuda.attention_splits import (
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.product_output import warp_index
 
-_MOST_STAGES: Final = {False: 3, True: 2}  # two blocks of int8 pages share a multiprocessor
+_MOST_STAGES: Final = 3
 _UNSEEN: Final = float("-inf")
 
-_WRITTEN: Final = 128
+WRITTEN: Final = 128
 """Positions before a column's own that a kernel of the same round may have written."""
 
 _SCORE_STRIDE: Final = 72  # floats from head to head
@@ -144,26 +143,23 @@ def place_of(item: Any, items: Any, num_units: Any) -> Any:
     return int32(split), int32(uint32(item) - rank * units)
 
 
-def split_stages(
-    head_dim: int, is_int8: bool, block_shared_bytes: int = MULTIPROCESSOR_SHARED
-) -> int:
+def split_stages(head_dim: int, block_shared_bytes: int = MULTIPROCESSOR_SHARED) -> int:
     """Pages of the ring: as many as are of use and a block holds; 1 is `attention_page_decode`."""
-    most = (block_shared_bytes - SCORE_BYTES) // _reader(head_dim, is_int8).stage_bytes
-    return min(_MOST_STAGES[is_int8], most)
+    most = (block_shared_bytes - SCORE_BYTES) // bf16_reader(head_dim).stage_bytes
+    return min(_MOST_STAGES, most)
 
 
 @cache
 def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's registers
-    head_dim: int, is_int8: bool, stages: int
+    head_dim: int, stages: int
 ) -> Kernel:
     """Partial results of all splits; grid (any number,), block (256,).
 
     Args:
         head_dim: components of a head.
-        is_int8: cache type.
         stages: `split_stages` of the device, two or more; changes no bit.
     """
-    reader = _reader(head_dim, is_int8)
+    reader = bf16_reader(head_dim)
     query_words, stage_bytes = reader.query_words, reader.stage_bytes
     ahead = stages - 1
     wait_copies = (ptx.wait_copies_0, ptx.wait_copies_1, ptx.wait_copies_2, ptx.wait_copies_3)[
@@ -231,7 +227,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                     index, unit_there = place_of(load_item, load_items, num_units)
                     load_start = split_start(index)
                     load_length = ptx.load_i32(positions + at) + int32(1)
-                    old = load_length - int32(_WRITTEN)
+                    old = load_length - int32(WRITTEN)
                     load_length = min(load_length, split_start(index + 1))
                     load_tiles = (load_length - load_start + int32(TILE - 1)) >> int32(6)
                     load_head = int32(ptx.divide_u32(uint32(unit_there), uint32(passes)))
@@ -250,8 +246,6 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                     base + uint32(load_stage) * uint32(stage_bytes),
                     keys,
                     values,
-                    key_scales,
-                    value_scales,
                     cache_row * uint64(TILE),
                     load_length - first,
                 )
@@ -318,17 +312,13 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
         ptx.wait_copies_0()
 
     params = (Param.ADDRESS,) * 10 + (Param.I32,) * 5 + (Param.F32,)
-    name = f"attention_split_{head_dim}_{'int8' if is_int8 else 'bf16'}"
+    name = f"attention_split_{head_dim}_bf16"
     return Kernel(
-        name if stages == _MOST_STAGES[is_int8] else f"{name}_{stages}",
+        name if stages == _MOST_STAGES else f"{name}_{stages}",
         split,
         params,
         threads=THREADS,
         max_registers=128,
         dynamic_shared_bytes=shared_bytes,
-        min_blocks=2 if is_int8 else 1,
+        min_blocks=1,
     )
-
-
-def _reader(head_dim: int, is_int8: bool) -> CacheReader:
-    return int8_reader(head_dim) if is_int8 else bf16_reader(head_dim)

@@ -11,13 +11,20 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
-from ninfer.kernels.cuda.attention_int8 import code_pair
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.launch import WARP
 
 TILE_QUERIES: Final = 128
 TILE: Final = 64
 THREADS: Final = 8 * WARP
+
+
+@device_function
+def code_pair(word: Any) -> Any:
+    """Two bf16 values of the int8 codes in bytes 0 and 2 of a word: (128 + low) - (128 + sign)."""
+    low = (word & uint32(0x007F007F)) | uint32(0x43004300)
+    sign = (word & uint32(0x00800080)) | uint32(0x43004300)
+    return ptx.multiply_add_bf16x2(sign, uint32(0xBF80BF80), low)
 
 
 @device_function
