@@ -23,6 +23,7 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.attention_bf16 import bf16_reader
 from ninfer.kernels.cuda.attention_cache import THREADS, TILE, WARP_COMPONENTS
+from ninfer.kernels.cuda.attention_softmax import UNSEEN
 from ninfer.kernels.cuda.attention_splits import (
     ROWS,
     column_items,
@@ -33,7 +34,6 @@ from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
 from ninfer.kernels.cuda.product_output import warp_index
 
 _MOST_STAGES: Final = 3
-_UNSEEN: Final = float("-inf")
 
 WRITTEN: Final = 128
 """Positions before a column's own that a kernel of the same round may have written."""
@@ -62,7 +62,7 @@ def seen(score: Any, is_there: Any) -> Any:
     """A score, or that of a position behind the last one."""
     result = score
     if not is_there:
-        result = float32(_UNSEEN)
+        result = float32(UNSEEN)
     return result
 
 
@@ -74,7 +74,7 @@ def get_scores(scores: Any, count: Any, lane: Any, factor: Any, p: Any) -> Any:
     """
     pair = (int32(lane) & int32(3)) * int32(2)
     at = scores + ((uint32(lane) >> uint32(2)) * uint32(_SCORE_STRIDE) + uint32(pair)) * uint32(4)
-    most = float32(_UNSEEN)
+    most = float32(UNSEEN)
     for i in range(TILE // 8):
         a, b = ptx.shared_f32x2(at + uint32(32 * i))
         c, d = ptx.shared_f32x2(at + uint32(_HALF_SCORES + 32 * i))
@@ -211,7 +211,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
         item, column, items = load_item, load_column, load_items
         tile, tiles, start, length = int32(0), int32(0), int32(0), int32(0)
         unit, index, rows, place = int32(0), int32(0), int32(0), uint64(0)
-        most, total = float32(_UNSEEN), float32(0.0)
+        most, total = float32(UNSEEN), float32(0.0)
         has_work, warm, stage = True, int32(0), int32(0)
         while has_work:
             if warm >= ahead:
@@ -282,7 +282,7 @@ def make_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's regis
                         load_query(address, half, lane, q)
                         for i in range(8):
                             o[i] = float32(0.0)
-                        most, total = float32(_UNSEEN), float32(0.0)
+                        most, total = float32(UNSEEN), float32(0.0)
                         item = int32(item + cuda.gridDim.x)
                 if has_work:
                     at_stage = base + uint32(stage) * uint32(stage_bytes)

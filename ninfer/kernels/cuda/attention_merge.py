@@ -19,6 +19,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.attention_softmax import UNSEEN
 from ninfer.kernels.cuda.attention_splits import count_splits
 from ninfer.kernels.cuda.column_image import array_storer
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16, warp_sum
@@ -29,7 +30,6 @@ _WARPS: Final = 8
 _AT_ONCE: Final = 8  # splits a warp asks for at once
 _WIDEST: Final = 128
 _HELD: Final = _AT_ONCE * _WIDEST // WARP  # components of a lane
-_UNSEEN: Final = float("-inf")
 
 
 @device_function
@@ -43,7 +43,7 @@ def warp_max(value: Any) -> Any:
 @device_function
 def largest_and_sum(stats: Any, count: Any, lane: Any) -> Any:
     """Largest maximum of all splits, and the sum of all weights in its units."""
-    most = float32(_UNSEEN)
+    most = float32(UNSEEN)
     for i in range(lane, count, 32):
         most = max(most, ptx.load_f32(stats + uint64(i) * uint64(8)))
     most = warp_max(most)

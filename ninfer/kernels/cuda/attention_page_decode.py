@@ -7,7 +7,7 @@ keys of a split are waited for. A block needs 69 KB at 256 components of a head.
 """
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from numba import cuda, float32, int32, uint32, uint64
 
@@ -24,10 +24,9 @@ from ninfer.kernels.cuda.attention_decode import (
     put_scores,
     weigh,
 )
+from ninfer.kernels.cuda.attention_softmax import UNSEEN
 from ninfer.kernels.cuda.attention_splits import ROWS, column_items, next_item, split_start
 from ninfer.kernels.cuda.product_output import warp_index
-
-_UNSEEN: Final = float("-inf")
 
 
 def _make_load_plane(head_dim: int) -> Any:
@@ -117,7 +116,7 @@ def make_page_split(  # noqa: PLR0915 - one loop, whose state is a lane's regist
             load_query(queries + (line + uint64(row)) * uint64(2 * head_dim), half, lane, q)
             for i in range(8):
                 o[i] = float32(0.0)
-            most, total = float32(_UNSEEN), float32(0.0)
+            most, total = float32(UNSEEN), float32(0.0)
             ptx.wait_copies_0()
             cuda.syncthreads()
             while length > 0:
