@@ -17,7 +17,6 @@ import pytest
 from ninfer.ops import (
     attention,
     embedding,
-    gated_delta,
     kv_cache,
     linear,
     moe,
@@ -25,17 +24,17 @@ from ninfer.ops import (
     pointwise,
     sampling,
 )
-from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
+from ninfer.ops.gated_delta import GatedDeltaDims
 from ninfer.ops.kv_cache import RopeSpec
 from ninfer.ops.linear_operands import WEIGHT_FORMATS
-from ninfer.tensor import DType, Shape, Tensor, TensorFormat
+from ninfer.tensor import DType, Tensor, TensorFormat
 from ninfer.tensor_formats import bf16_to_f32, decode_int8_g64, f32_to_bf16
 from tests.ops.test_moe import payload, route_on
 from tests.support.attention_columns import random_columns
 from tests.support.cuda_bench import CudaBench
 from tests.support.cuda_cache import make_content
 from tests.support.guarded_bench import GuardedBench
-from tests.support.mixer_bench import EPS, RECORDS, i32
+from tests.support.mixer_bench import EPS, Mixer, i32
 from tests.support.paged_cache import make_cache, planes
 
 pytestmark = pytest.mark.gpu
@@ -269,38 +268,6 @@ def held(values: Array) -> Array:
     return bf16_to_f32(f32_to_bf16(values))
 
 
-class Mixer:
-    """A Gated DeltaNet layer on a bench with one slot, which is empty."""
-
-    def __init__(self, bench: Any, dims: GatedDeltaDims) -> None:
-        rng = np.random.default_rng(1)
-        self.bench, self.dims = bench, dims
-        heads = dims.num_value_heads
-        self.weights = GatedDeltaWeights(
-            bench.put(f32_to_bf16(normal(1, 4, dims.channels, deviation=0.5))),
-            bench.put(rng.uniform(-1, 1.5, heads).astype(np.float32)),
-            bench.put(rng.normal(0, 1, heads).astype(np.float32)),
-            bench.put(f32_to_bf16(1 + normal(2, dims.value_dim, deviation=0.3))),
-        )
-        matrices: Shape = (1, heads, dims.key_dim, dims.value_dim)
-        self.state = GatedDeltaState(
-            bench.inout(np.zeros(matrices, np.float32)),
-            changing(bench, np.zeros((1, 3, dims.channels), np.float32)),
-            bench.out_activations((1, RECORDS, dims.channels)),
-            bench.out((1, RECORDS, dims.key_width)),
-            bench.out((1, RECORDS, dims.value_width)),
-            bench.out((1, RECORDS, heads)),
-            bench.out((1, RECORDS, heads)),
-        )
-
-    def run(self, op: Callable[..., None], x: Array, ab: Array, fold: int) -> Array:
-        bench, out = self.bench, self.bench.out_columns(len(x), self.dims.value_width)
-        layer = (self.weights, self.dims, self.state, bench.put(i32(0)), bench.put(i32(fold)))
-        op(bench.ctx, bench.activations(x), bench.put(ab), *layer, EPS, out)
-        bench.check()
-        return np.asarray(bench.read_columns(out))
-
-
 @pytest.mark.parametrize(
     "dims",
     [GatedDeltaDims(2, 4, 32, 32), GatedDeltaDims(2, 6, 128, 128)],
@@ -311,12 +278,13 @@ def test_gated_delta(dims: GatedDeltaDims) -> None:
     ab = normal(4, 150, 2 * dims.num_value_heads, deviation=2.0)
 
     def mixed(bench: Any) -> tuple[Array, Array]:
-        mixer = Mixer(bench, dims)
-        parts = [mixer.run(gated_delta.prefill, x[:100], ab[:100], 0)]
+        mixer = Mixer(bench, dims, 1, seed=1)
+        mixer.clear(0)
+        parts = [mixer.prefill(0, x[:100], ab[:100])]
         for at in range(100, 120):
             one = slice(at, at + 1)
-            parts.append(mixer.run(gated_delta.decode, x[one], ab[one], min(at - 100, 1)))
-        parts.append(mixer.run(gated_delta.prefill, x[120:], ab[120:], 1))
+            parts.append(mixer.decode([0], x[one], ab[one], [min(at - 100, 1)]))
+        parts.append(mixer.prefill(0, x[120:], ab[120:], 1))
         return np.concatenate(parts), bench.read_tensor(mixer.state.matrices)[0]
 
     (out, state), (cuda_out, cuda_state) = on_both(mixed)

@@ -1,17 +1,19 @@
-"""One Gated DeltaNet layer on a bench: random weights, poisoned slots, and its oracle."""
+"""One Gated DeltaNet layer on a bench of either device: random weights, poisoned slots, its oracle.
+
+Nothing in a slot is a number until it is cleared or written.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.device import host_array
 from ninfer.ops import gated_delta
 from ninfer.ops.gated_delta import GatedDeltaDims, GatedDeltaState, GatedDeltaWeights
 from ninfer.tensor import Tensor
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
-from tests.support.guarded_bench import GuardedBench
 from tests.support.oracles.gated_delta import MixerInputs, MixerResult
 from tests.support.oracles.gated_delta import gated_delta as oracle
 
@@ -25,11 +27,9 @@ def i32(*values: int) -> npt.NDArray[np.int32]:
 
 
 class Mixer:
-    """Weights and slots of one layer on a bench; slot contents start as NaN."""
+    """Weights and slots of one layer on a `GuardedBench` or a `CudaBench`."""
 
-    def __init__(
-        self, bench: GuardedBench, dims: GatedDeltaDims, num_slots: int, seed: int
-    ) -> None:
+    def __init__(self, bench: Any, dims: GatedDeltaDims, num_slots: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.bench, self.dims = bench, dims
         heads = dims.num_value_heads
@@ -47,8 +47,8 @@ class Mixer:
         )
         self.state = GatedDeltaState(
             bench.out((num_slots, heads, dims.key_dim, dims.value_dim)),
-            bench.out((num_slots, 3, dims.channels)),
-            bench.out((num_slots, RECORDS, dims.channels)),
+            bench.out_activations((num_slots, 3, dims.channels)),
+            bench.out_activations((num_slots, RECORDS, dims.channels)),
             bench.out((num_slots, RECORDS, dims.key_width)),
             bench.out((num_slots, RECORDS, dims.value_width)),
             bench.out((num_slots, RECORDS, heads)),
@@ -58,15 +58,16 @@ class Mixer:
     def planes(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self.state, f.name) for f in dataclasses.fields(self.state))
 
-    def clear(self, slot: int) -> None:
-        host_array(self.state.matrices)[slot] = 0
-        host_array(self.state.window)[slot] = 0
+    def clear(self, *slots: int) -> None:
+        for slot in slots:
+            for plane in self.planes()[:2]:
+                self.bench.stream.clear(plane.rows(slot, 1))
 
     def slot(self, slot: int) -> list[bytes]:
-        return [host_array(plane)[slot].tobytes() for plane in self.planes()]
+        return self._bytes(slot, self.planes())
 
     def persistent(self, slot: int) -> list[bytes]:
-        return self.slot(slot)[:2]
+        return self._bytes(slot, self.planes()[:2])
 
     def prefill(self, slot: int, x: F32, ab: F32, fold: int = 0) -> F32:
         return self._run(gated_delta.prefill, [slot], x, ab, [fold])
@@ -77,11 +78,11 @@ class Mixer:
     def oracle(self, x: F32, ab: F32) -> MixerResult:
         wide = [
             np.asarray(array, np.float64)
-            for array in (x, ab, self.convolution, self.a_log, self.dt_bias, self.norm)
+            for array in (ab, self.convolution, self.a_log, self.dt_bias, self.norm)
         ]
         dims = self.dims
         return oracle(
-            MixerInputs(*wide),
+            MixerInputs(self.bench.rounded(x), *wide),
             dims.num_key_heads,
             dims.num_value_heads,
             dims.key_dim,
@@ -89,13 +90,16 @@ class Mixer:
             EPS,
         )
 
+    def _bytes(self, slot: int, planes: Sequence[Tensor]) -> list[bytes]:
+        return [self.bench.read_tensor(plane.rows(slot, 1)).tobytes() for plane in planes]
+
     def _run(
         self, op: Callable[..., None], slots: Sequence[int], x: F32, ab: F32, fold: Sequence[int]
     ) -> F32:
         bench, out = self.bench, self.bench.out_columns(len(x), self.dims.value_width)
         op(
             bench.ctx,
-            bench.put(x),
+            bench.activations(x),
             bench.put(ab),
             self.weights,
             self.dims,
@@ -106,7 +110,7 @@ class Mixer:
             out,
         )
         bench.check()
-        return bench.read_columns(out)
+        return np.asarray(bench.read_columns(out))
 
 
 def random_tokens(dims: GatedDeltaDims, count: int, seed: int) -> tuple[F32, F32]:
