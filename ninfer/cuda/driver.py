@@ -1,8 +1,8 @@
-"""The only file that calls the CUDA bindings: one checked function for each call we make.
+"""The only file that calls the CUDA driver: one checked function for each call we make.
 
 A failing status becomes an exception here and nowhere else. Handles are opaque to the rest of the
-package. Knows nothing of arenas, streams' life cycles or kernels. Source: CUDA driver API and
-nvJitLink reference manuals.
+package. Knows nothing of arenas, streams' life cycles or kernels. Source: CUDA driver API reference
+manual.
 """
 
 import ctypes
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cuda.bindings import driver as cu
-from cuda.bindings import nvjitlink
 
 from ninfer.errors import DeviceUnavailable, InvariantError, OutOfDeviceMemory
 
@@ -360,51 +359,3 @@ def _cluster_attribute(blocks: int) -> Any:
     value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = blocks, 1, 1
     attribute.value = value
     return attribute
-
-
-def linker_version() -> str:
-    """Version of nvJitLink."""
-    return ".".join(str(part) for part in nvjitlink.version())
-
-
-def link_ptx(ptx: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    """Translate PTX to a cubin; needs no device.
-
-    Args:
-        ptx: the text.
-        name: for messages.
-        options: of nvJitLink, ``-arch=sm_90`` among them.
-
-    Returns:
-        The cubin and the information log.
-
-    Raises:
-        InvariantError: the text is refused; the message is the linker's.
-    """
-    return _link(nvjitlink.InputType.PTX, ptx, name, options)
-
-
-def link_bitcode(code: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    """The same with NVVM's bitcode, as one whole program."""
-    return _link(nvjitlink.InputType.LTOIR, code, name, (*options, "-lto"))
-
-
-def _link(kind: Any, code: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    handle = nvjitlink.create(len(options), list(options))
-    try:
-        nvjitlink.add_data(handle, kind, code, len(code), name)
-        nvjitlink.complete(handle)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, cubin)
-        log = bytearray(nvjitlink.get_info_log_size(handle))
-        if log:
-            nvjitlink.get_info_log(handle, log)
-    except nvjitlink.nvJitLinkError as error:
-        message = bytearray(nvjitlink.get_error_log_size(handle))
-        if message:
-            nvjitlink.get_error_log(handle, message)
-        text = bytes(message).rstrip(b"\0").decode(errors="replace")
-        raise InvariantError(f"kernel {name!r} does not link: {text or error}") from error
-    finally:
-        nvjitlink.destroy(handle)
-    return bytes(cubin), bytes(log).rstrip(b"\0").decode(errors="replace")

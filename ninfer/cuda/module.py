@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ninfer.config import user_cache_folder
-from ninfer.cuda import driver, translation
+from ninfer.cuda import linker, translation
 from ninfer.cuda.kernel_source import Kernel, source_digest
 from ninfer.errors import DeviceUnavailable, InvariantError
 
@@ -147,7 +147,7 @@ def toolchain() -> str:
     """Versions of everything that turns source into cubins."""
     packages = {name: version(name) for name in ("numba-cuda", "llvmlite")}
     packages["nvvm"] = _version_or_system("nvidia-nvvm")
-    packages["nvjitlink"] = driver.linker_version()
+    packages["nvjitlink"] = linker.linker_version()
     return " ".join(f"{name}-{number}" for name, number in sorted(packages.items()))
 
 
@@ -296,12 +296,12 @@ def _build(kernel: Kernel, target: str, recipe: Recipe) -> Compiled:
     options = (f"-arch={architecture}", *_LINK_OPTIONS, *recipe.options)
     if _is_whole(target):
         code = translation.bitcode(kernel, recipe.min_blocks)
-        cubin, log = driver.link_bitcode(code, kernel.name, options)
+        cubin, log = linker.link_bitcode(code, kernel.name, options)
     else:
         ptx = translation.ptx_text(kernel, _FIRST_DEPENDENT, recipe.min_blocks)
         if _WAIT not in ptx:
             raise InvariantError(f"kernel {kernel.name!r} never waits for its predecessor")
-        cubin, log = driver.link_ptx(ptx, kernel.name, options)
+        cubin, log = linker.link_ptx(ptx, kernel.name, options)
     if _SERIALISED in log:
         raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
     return Compiled(kernel.name, target, cubin, figures_of(log))

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32, uint64
 
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.main import main
-from ninfer.cuda import driver, ptx, translation
+from ninfer.cuda import linker, ptx, translation
 from ninfer.cuda import module as kernel_module
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
@@ -118,7 +118,7 @@ def test_unknown_target_is_refused() -> None:
 
 def test_text_the_linker_refuses_is_an_error_with_its_words() -> None:
     with pytest.raises(InvariantError, match="bad input"):
-        driver.link_ptx(b"rubbish", "probe", ["-arch=sm_90"])
+        linker.link_ptx(b"rubbish", "probe", ["-arch=sm_90"])
 
 
 def test_log_without_figures_is_refused() -> None:
