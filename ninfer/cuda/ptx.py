@@ -170,6 +170,13 @@ fetch_add_u32_if = define(  # where the first operand is not 0; nothing elsewher
 fetch_add_release_u32 = define(
     "atom.global.acq_rel.gpu.add.u32 $0, [$1], $2;", [_U32], [_U64, _U32], is_ordered=True
 )
+fetch_add_release_u32_if = define(  # the same, where the first operand is not 0
+    "{ .reg .pred p; setp.ne.u32 p, $1, 0; mov.u32 $0, 0; "
+    "@p atom.global.acq_rel.gpu.add.u32 $0, [$2], $3; }",
+    [_U32],
+    [_U32, _U64, _U32],
+    is_ordered=True,
+)
 fence_shared_async = define(  # what was written to shared memory is seen by warpgroup products
     "fence.proxy.async.shared::cta;", [], [], is_ordered=True
 )

@@ -24,10 +24,10 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda.attention_cache import TILE
+from ninfer.kernels.cuda.attention_softmax import UNSEEN
 from ninfer.kernels.cuda.attention_splits import ROWS
 
 _GROUP: Final = 64
-_UNSEEN: Final = float("-inf")
 
 _WEIGHT_UNITS: Final = 65535
 _WHOLE: Final = 8388608.0  # 2^23: added, whole numbers are the lower bits
@@ -103,7 +103,7 @@ def seen(score: Any, is_there: Any) -> Any:
     """A score, or that of a position behind the last one."""
     result = score
     if not is_there:
-        result = float32(_UNSEEN)
+        result = float32(UNSEEN)
     return result
 
 

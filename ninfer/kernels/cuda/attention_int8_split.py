@@ -41,10 +41,10 @@ from ninfer.kernels.cuda.attention_scout import (
     make_scout,
     uniform,
 )
+from ninfer.kernels.cuda.attention_softmax import UNSEEN
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, RESERVED_SHARED
 from ninfer.kernels.cuda.product_output import warp_index
 
-_UNSEEN: Final = float("-inf")
 _WARPS: Final = 4
 _BLOCKS: Final = 2  # that share a multiprocessor, if they fit
 _MOST_STAGES: Final = 3
@@ -153,7 +153,7 @@ def make_int8_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
             for i in range(out_words):
                 o[i] = float32(0.0)
             planes = keys, values, key_scales, value_scales
-            most, total, unit = float32(_UNSEEN), float32(0.0), float32(0.0)
+            most, total, unit = float32(UNSEEN), float32(0.0), float32(0.0)
             page, asked, stage, to_stage = int32(0), int32(0), int32(0), int32(0)
             cuda.syncthreads()
             early = int32(uniform(ptx.shared_u32(count_at(ring))))
@@ -185,7 +185,7 @@ def make_int8_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
                         unit = get_query(place, lane, q) * float32(factor)
                         for i in range(out_words):
                             o[i] = float32(0.0)
-                        most, total = float32(_UNSEEN), float32(0.0)
+                        most, total = float32(UNSEEN), float32(0.0)
                     from_stage = base + uint32(stage) * uint32(stage_bytes)
                     stage = int32(stage + 1) if stage < stages - 1 else int32(0)
                     scores = base + uint32(scores_at)

@@ -206,8 +206,10 @@ def make_scout(  # noqa: C901, PLR0915 - one loop, whose state is registers
                     put_queries(place, words, lane)
                 is_on = known != 0
                 cuda.syncthreads()
-        # The last block to come here leaves the counters as they were.
-        done = draw(tickets + uint64(4), lane)
+        # The last block to come here leaves the counters as they were: behind every ticket, also
+        # those that nobody has looked at.
+        mine = uint32(lane == 0)
+        done = ptx.fetch_add_release_u32_if(mine, tickets + uint64(4), uint32(1))
         if of_first_lane(done) == int32(cuda.gridDim.x - 1):
             ptx.store_u32x2(tickets, uint32(0), uint32(0))
 
