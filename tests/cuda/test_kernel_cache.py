@@ -1,0 +1,147 @@
+"""The folder of compiled kernels: what is found in it, what is built anew, and who shares it."""
+
+import multiprocessing
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+
+from ninfer.cuda import module as kernel_module
+from ninfer.cuda.kernel_source import Kernel
+from ninfer.cuda.module import (
+    KernelCache,
+    build,
+)
+from ninfer.errors import DeviceUnavailable
+from tests.cuda.test_module import make_kernel
+
+
+class CountingBuild:
+    """`build`, with its calls counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        monkeypatch.setattr(kernel_module, "build", self)
+
+    def __call__(self, kernel: Kernel, target: str) -> Any:
+        self.calls += 1
+        return build(kernel, target)
+
+
+def test_second_use_is_read_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CountingBuild(monkeypatch)
+    first = KernelCache(tmp_path / "new").compiled(make_kernel(1), "sm_90")
+
+    second = KernelCache(tmp_path / "new").compiled(make_kernel(1), "sm_90")
+
+    assert second == first
+    assert counter.calls == 1
+
+
+def test_another_constant_target_or_toolchain_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CountingBuild(monkeypatch)
+    cache = KernelCache(tmp_path)
+    cache.compiled(make_kernel(1), "sm_90")
+
+    cache.compiled(make_kernel(2), "sm_90")
+    cache.compiled(make_kernel(1), "sm_80")
+    monkeypatch.setattr(kernel_module, "toolchain", lambda: "another")
+    cache.compiled(make_kernel(1), "sm_90")
+
+    assert counter.calls == 4
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "foreign", "text", "swapped"])
+def test_damaged_entry_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    cache = KernelCache(tmp_path)
+    good = cache.compiled(make_kernel(1), "sm_90")
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    other = build(make_kernel(2), "sm_90")
+    kernel_module._write(tmp_path / "other", "0" * 64, other)
+    flipped = bytearray(content)
+    flipped[-100] ^= 1
+    path.write_bytes(
+        {
+            "empty": b"",
+            "short": content[:-1],
+            "flipped": bytes(flipped),
+            "foreign": good.cubin,
+            "text": b'{"key": 3}\n',
+            "swapped": (tmp_path / "other").read_bytes(),
+        }[damage]
+    )
+    counter = CountingBuild(monkeypatch)
+
+    again = cache.compiled(make_kernel(1), "sm_90")
+
+    assert again == good
+    assert counter.calls == 1
+    assert path.read_bytes() == content
+
+
+def test_folder_that_cannot_be_written_still_gives_kernels(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    compiled = KernelCache(tmp_path / "file" / "below").compiled(make_kernel(1), "sm_90")
+
+    assert compiled.cubin.startswith(b"\x7fELF")
+
+
+def test_foreign_toolchain_reads_its_entries_and_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kernel_module.toolchain()
+    KernelCache(tmp_path).compiled(make_kernel(1), "sm_90")
+    monkeypatch.setattr(kernel_module, "toolchain", lambda: "another")
+    cache = KernelCache(tmp_path, here)
+
+    found = cache.compiled(make_kernel(1), "sm_90")
+
+    assert found.cubin.startswith(b"\x7fELF")
+    with pytest.raises(DeviceUnavailable, match="another"):
+        cache.compiled(make_kernel(2), "sm_90")
+
+
+def _compile_into(folder: str) -> bytes:
+    return KernelCache(Path(folder)).compiled(make_kernel(7), "sm_90").cubin
+
+
+def test_a_folder_that_is_deleted_under_a_process_is_filled_again(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "kernels")
+    first = cache.compiled(make_kernel(1), "sm_90")
+    shutil.rmtree(cache.folder)
+
+    again = cache.compiled(make_kernel(1), "sm_90")
+
+    assert again.cubin == first.cubin
+    assert cache.holds(make_kernel(1), "sm_90")
+
+
+def test_two_processes_fill_one_folder(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        cubins = pool.map(_compile_into, [str(tmp_path)] * 2)
+
+    assert cubins[0] == cubins[1]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".kernel"]
+
+
+def test_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    given = kernel_module.default_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+
+    assert given == tmp_path / "ninfer" / "kernels"
+    assert kernel_module.default_folder() == Path("/home/somebody/.cache/ninfer/kernels")
