@@ -269,6 +269,8 @@ mma_u8_s8 = define(
 # Numbers with a rounding of their own: never contracted, so that two kernels agree bit for bit.
 fused_multiply_add = define("fma.rn.f32 $0, $1, $2, $3;", [_F32], [_F32] * 3)
 multiply_f32 = define("mul.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
+larger_f32 = define("max.f32 $0, $1, $2;", [_F32], [_F32] * 2)  # of a number and none: the number
+smaller_f32 = define("min.f32 $0, $1, $2;", [_F32], [_F32] * 2)
 add_f32 = define("add.rn.f32 $0, $1, $2;", [_F32], [_F32] * 2)
 larger_f32 = define("max.f32 $0, $1, $2;", [_F32], [_F32] * 2)  # of a number and none: the number
 power_of_two = define("ex2.approx.ftz.f32 $0, $1;", [_F32], [_F32])

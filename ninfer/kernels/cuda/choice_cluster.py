@@ -1,6 +1,6 @@
 """A token choice by one cluster of blocks a row: everything in one launch.
 
-    read      keys of the row's candidates into shared memory, the best of each warp; greedy rows
+    read      values of the row's candidates into shared memory, the best of each warp; greedy rows
               and rows without candidates are done
     shortcut  the first block gets what is at least as good as the k-th best warp; where that is
               few, and enough for the filters, it chooses among them alone: most rows end here
@@ -36,7 +36,7 @@ from ninfer.kernels.cuda.choice_read import (
 )
 from ninfer.kernels.cuda.choice_room import ROOM, Room
 from ninfer.kernels.cuda.choice_search import make_search
-from ninfer.kernels.cuda.choice_shares import Scale, scale_of
+from ninfer.kernels.cuda.choice_shares import Scale, prepare_words, scale_of
 
 
 class _Settings(NamedTuple):
@@ -45,14 +45,16 @@ class _Settings(NamedTuple):
     Attributes:
         temperature, top_p, min_p: as in `ninfer.ops.sampling.SamplerRows`; min_p is at most 1.
         top_k: at least 0.
-        noise: position, lower and upper seed.
+        position, seed_low, seed_high: what random words are addressed by, beside ids.
     """
 
     temperature: Any
     top_p: Any
     min_p: Any
     top_k: Any
-    noise: Any
+    position: Any
+    seed_low: Any
+    seed_high: Any
 
 
 @device_function
@@ -63,7 +65,9 @@ def _settings_of(given: Operands, row: Any) -> _Settings:
         row_value(given.top_ps, row),
         min(row_value(given.min_ps, row), float32(1.0)),
         uint32(max(int32(row_word(given.top_ks, row)), int32(0))),
-        (row_word(given.positions, row), ptx.load_u32(seed), ptx.load_u32(seed + uint64(4))),
+        row_word(given.positions, row),
+        ptx.load_u32(seed),
+        ptx.load_u32(seed + uint64(4)),
     )
 
 
@@ -118,7 +122,7 @@ def make_filter(room: Room) -> Any:
 @cache
 def make_choose(room: Room = ROOM) -> Kernel:
     """The kernel of one shape."""
-    blocks = room.blocks
+    blocks, at_words = room.blocks, room.words
     slice_of, ask, read, agree = make_slice(room), make_ask(room), make_read(room), make_agree(room)
     lowest_of, shortcut, filtered = make_lowest(room), make_shortcut(room), make_filter(room)
     choose_few, choose_many = make_few(room), make_many(room)
@@ -127,15 +131,19 @@ def make_choose(room: Room = ROOM) -> Kernel:
     def drawn(mine: Slice, best: Any, settings: _Settings) -> Any:
         """Word of the best score; the first block's is the row's."""
         scale = scale_of(best, settings.temperature)
-        top_k, top_p, min_p, noise = settings.top_k, settings.top_p, settings.min_p, settings.noise
+        top_k, top_p, min_p = settings.top_k, settings.top_p, settings.min_p
+        if cuda.threadIdx.x == 0:
+            table = mine.shared + uint32(at_words)
+            prepare_words(table, settings.position, settings.seed_low, settings.seed_high)
         score = uint64(0)
         number, target = shortcut(mine, scale, top_k, top_p)
         if number != uint32(0):
             if mine.block == uint32(0):
-                score = choose_few(mine.shared, number, scale, top_k, target, top_p, min_p, noise)
+                score = choose_few(mine.shared, number, scale, top_k, target, top_p, min_p)
         else:
             end = filtered(mine, scale, top_k, top_p)
-            score = choose_many(mine, best, scale, end, min_p, noise)
+            cuda.syncthreads()  # the table of random words is there
+            score = choose_many(mine, best, scale, end, min_p)
         return score
 
     @device_function

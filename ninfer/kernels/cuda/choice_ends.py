@@ -26,8 +26,8 @@ from ninfer.kernels.cuda.choice_shares import (
     mass_at,
     random_word,
     share_at,
+    word_height,
     word_id,
-    word_key,
     word_of,
 )
 from ninfer.kernels.cuda.choice_tally import make_scan
@@ -38,23 +38,24 @@ _MOST_NOISE: Final = 16.7 * LOG2_E
 _MARGIN: Final = 1.001
 """Of shares that are compared: more than the rounding of scores."""
 
+LOWEST_HEIGHT: Final = -1e38
+"""Below that of every candidate that can win, and above what has left the distribution."""
+
 Device = Any
-Noise = Any
-"""Position, lower and upper seed of a row."""
 
 
 @device_function
-def _noisy(key: Any, token: Any, bits: Any, scale: Scale) -> Any:
+def _noisy(height: Any, token: Any, bits: Any) -> Any:
     """Word of a candidate's score; its random bits are the 23 of u."""
     u = (float32(bits) + float32(0.5)) * float32(2.0**-23)
-    score = height_of(key, scale) * float32(LN_2) - math.log(-math.log(u))
+    score = height * float32(LN_2) - math.log(-math.log(u))
     return uint64(values.score_word(score, token))
 
 
 @device_function
-def _bits_of(token: Any, noise: Noise) -> Any:
+def _bits_of(token: Any, table: Any) -> Any:
     """Random bits of an id."""
-    return uint32(random_word(noise[0], token, noise[1], noise[2])) >> uint32(9)
+    return uint32(random_word(table, token)) >> uint32(9)
 
 
 @device_function
@@ -65,33 +66,34 @@ def _height_of_score(word: Any) -> Any:
 
 
 @device_function
-def _can_reach(key: Any, bits: Any, scale: Scale, best: Any) -> Any:
+def _can_reach(height: Any, bits: Any, best: Any) -> Any:
     """Whether a candidate's score may be as good as one of the height ``best``."""
     distance = (float32(8388607.5) - float32(bits)) * float32(2.0**-23)  # 1 - u
-    share = ptx.power_of_two(height_of(key, scale) - best)
+    share = ptx.power_of_two(height - best)
     return distance <= share * float32(_MARGIN)
 
 
 @device_function
 def _take(
-    mine: Slice, local: Any, end: Any, scale: Scale, noise: Noise, drawn: Any, best: Any
+    mine: Slice, local: Any, end: Any, scale: Scale, table: Any, drawn: Any, best: Any, min_p: Any
 ) -> Any:
     """The better one of a score and a candidate's."""
-    key = ptx.shared_u32(mine.shared + uint32(4) * local)
-    token = uint32(mine.first + local)
-    bits = _bits_of(token, noise)
-    if _can_reach(key, bits, scale, best) and word_of(key, token) >= end:
-        drawn = max(drawn, _noisy(key, token, bits, scale))
+    value = ptx.shared_f32(mine.shared + uint32(4) * local)
+    token, height = uint32(mine.first + local), height_of(value, scale)
+    bits = _bits_of(token, table)
+    if _can_reach(height, bits, best) and word_of(value, token) >= end:
+        if not min_p > float32(0.0) or share_at(height) >= min_p:
+            drawn = max(drawn, _noisy(height, token, bits))
     return uint64(drawn)
 
 
 @device_function
-def _is_wanted(key: Any, end_key: Any, scale: Scale, least: Any, min_p: Any) -> Any:
-    height = height_of(key, scale)
-    is_kept = key >= end_key and height >= least
-    if min_p > float32(0.0):
-        is_kept = is_kept and share_at(height) >= min_p
-    return is_kept
+def _floor_of(end: Any, scale: Scale) -> Any:
+    """Height below which no candidate is kept."""
+    floor = float32(LOWEST_HEIGHT)
+    if end != uint64(0):
+        floor = max(floor, word_height(end, scale))
+    return floor
 
 
 def make_best_of_block(room: Room) -> Device:
@@ -118,7 +120,7 @@ def make_best_of_block(room: Room) -> Device:
 
 def make_few(room: Room) -> Device:
     """Function by which the first block chooses among the candidates that it was sent."""
-    at_ranked = room.ranked_words
+    at_ranked, at_words = room.ranked_words, room.words
     scan, rank, best_of_block = make_scan(room), make_rank(room), make_best_of_block(room)
 
     @device_function
@@ -130,7 +132,6 @@ def make_few(room: Room) -> Device:
         target: Any,
         top_p: Any,
         min_p: Any,
-        noise: Noise,
     ) -> Any:
         """Word of the best score, for the first warp; ``target`` 0 is made from what top_k left."""
         tid = uint32(cuda.threadIdx.x)
@@ -139,7 +140,7 @@ def make_few(room: Room) -> Device:
         word, height, mass = uint64(0), float32(0.0), uint64(0)
         if is_kept:
             word = ptx.shared_u64(shared + uint32(at_ranked) + uint32(8) * tid)
-            height = height_of(word_key(word), scale)
+            height = word_height(word, scale)
             mass = uint64(mass_at(height))
         if top_p < float32(1.0):
             before, total = scan(shared, mass)
@@ -151,7 +152,7 @@ def make_few(room: Room) -> Device:
         score = uint64(0)
         if is_kept:
             token = word_id(word)
-            score = _noisy(word_key(word), token, _bits_of(token, noise), scale)
+            score = _noisy(height, token, _bits_of(token, shared + uint32(at_words)))
         return best_of_block(shared, score)
 
     return choose_few
@@ -163,6 +164,7 @@ def make_many(room: Room) -> Device:
     Every thread of the cluster takes part; the first warp of the first block gets the score's word.
     """
     threads, blocks, at_queues, at_drawn = room.threads, room.blocks, room.queues, room.drawn
+    at_words = room.words
     best_of_block = make_best_of_block(room)
 
     @device_function
@@ -179,27 +181,22 @@ def make_many(room: Room) -> Device:
         return drawn
 
     @device_function
-    def choose_many(
-        mine: Slice, first: Any, scale: Scale, end: Any, min_p: Any, noise: Noise
-    ) -> Any:
+    def choose_many(mine: Slice, first: Any, scale: Scale, end: Any, min_p: Any) -> Any:
         tid = uint32(cuda.threadIdx.x)
         lane = tid & uint32(31)
         below = uint32((uint32(1) << lane) - uint32(1))
         queue = uint32(mine.shared + uint32(at_queues) + (tid >> uint32(5)) * uint32(4 * QUEUE))
-        end_key = max(word_key(end), uint32(1))
+        floor = _floor_of(end, scale)
+        table = uint32(mine.shared + uint32(at_words))
         drawn = _noisy(
-            scale.key,
-            values.word_token(first),
-            _bits_of(values.word_token(first), noise),
-            scale,
+            float32(0.0), values.word_token(first), _bits_of(values.word_token(first), table)
         )
         best = _height_of_score(drawn)
         length = uint32(0)
         at, token, stop = walk(mine, threads)
         while at < stop:
-            key = ptx.shared_u32(at)
-            least = best - float32(_MOST_NOISE)
-            is_one = _is_wanted(key, end_key, scale, least, min_p)
+            height = height_of(ptx.shared_f32(at), scale)
+            is_one = height >= max(best - float32(_MOST_NOISE), floor)
             votes = uint32(cuda.ballot_sync(0xFFFFFFFF, is_one))
             if votes != uint32(0):
                 if is_one:
@@ -210,13 +207,13 @@ def make_many(room: Room) -> Device:
                 if length >= uint32(32):
                     length = uint32(length - uint32(32))
                     local = ptx.shared_u32(queue + uint32(4) * (length + lane))
-                    drawn = _take(mine, local, end, scale, noise, drawn, best)
+                    drawn = _take(mine, local, end, scale, table, drawn, best, min_p)
                     best = _height_of_score(drawn)
                     ptx.sync_warp()
             at, token = uint32(at + uint32(4 * threads)), uint32(token + uint32(threads))
         if lane < length:
             local = ptx.shared_u32(queue + uint32(4) * lane)
-            drawn = _take(mine, local, end, scale, noise, drawn, best)
+            drawn = _take(mine, local, end, scale, table, drawn, best, min_p)
         return share_best(mine, drawn)
 
     return choose_many

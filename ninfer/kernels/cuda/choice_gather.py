@@ -1,9 +1,9 @@
 """Candidates of an interval, gathered in the first block of a cluster, and put in order there.
 
-Every block looks at all its keys, keeps the words (key, then inverted id) that lie in the interval,
-and sends them, with a report of how many there are, to all. Whether they are few enough to be
-ranked by comparing each with each, every block then knows by itself. Their order is that of the
-words, so that it does not matter in which order they came.
+Every block looks at all its values, keeps the words (key, then inverted id) that lie in the
+interval, and sends them there, and a report of how many there are to all. So every block knows by
+itself whether they are few enough to be ranked by comparing each with each. Their order is that of
+the words, so that it does not matter in which order they came.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,16 @@ from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda import choice_values as values
 from ninfer.kernels.cuda.choice_read import NO_ID, Slice, walk
 from ninfer.kernels.cuda.choice_room import Room
-from ninfer.kernels.cuda.choice_shares import Scale, height_of, mass_at, word_key, word_of
+from ninfer.kernels.cuda.choice_shares import (
+    LOWEST_KEY,
+    Scale,
+    height_of,
+    key_value,
+    mass_at,
+    word_height,
+    word_key,
+    word_of,
+)
 from ninfer.kernels.cuda.choice_tally import make_scan
 from ninfer.kernels.cuda.device_functions import from_lane_xor_u64
 
@@ -139,20 +148,20 @@ def make_gather(room: Room) -> Device:
         if cuda.threadIdx.x == 0:
             ptx.put_shared_u32(mine.shared + uint32(at_length), uint32(0))
         cuda.syncthreads()
-        low_key = word_key(low)
-        span = uint32(word_key(high) - low_key)
+        low_value, high_value = key_value(word_key(low)), key_value(word_key(high))
         lowest, highest, mass, within = uint32(NO_ID), uint32(0), uint64(0), uint64(0)
         at, token, stop = walk(mine, threads)
         while at < stop:
-            key = ptx.shared_u32(at)
+            value = ptx.shared_f32(at)
             own = uint64(0)
-            if has_mass and key != uint32(0):
-                own = uint64(mass_at(height_of(key, scale)))
+            if has_mass:
+                own = uint64(mass_at(height_of(value, scale)))
                 mass += own
-            if uint32(key - low_key) <= span:
-                word = word_of(key, token)
+            if value >= low_value and value <= high_value:
+                word = word_of(value, token)
                 if word >= low and word <= high:
                     keep(mine.shared, word)
+                    key = word_key(word)
                     lowest, highest = min(lowest, key), max(highest, key)
                     within += own
             at, token = uint32(at + uint32(4 * threads)), uint32(token + uint32(threads))
@@ -196,9 +205,11 @@ def make_rank(room: Room) -> Device:
         if own < number:
             word = ptx.shared_u64(shared + uint32(at_found) + uint32(8) * own)
             better = uint32(0)
-            for i in range(turn, number, uint32(shares)):
-                other = ptx.shared_u64(shared + uint32(at_found) + uint32(8) * uint32(i))
-                better = uint32(better + uint32(other > word))
+            at = uint32(shared + uint32(at_found) + uint32(8) * turn)
+            stop = uint32(shared + uint32(at_found) + uint32(8) * number)
+            while at < stop:
+                better = uint32(better + uint32(ptx.shared_u64(at) > word))
+                at = uint32(at + uint32(8 * shares))
             ptx.add_shared_u32(shared + uint32(at_ranks) + uint32(4) * own, better)
         cuda.syncthreads()
         if own < number and turn == uint32(0):
@@ -224,7 +235,7 @@ def make_cut(room: Room) -> Device:
                 word = ptx.shared_u64(mine.shared + uint32(at_ranked) + uint32(8) * tid)
                 weight = uint64(1)
                 if by_mass:
-                    weight = uint64(mass_at(height_of(word_key(word), scale)))
+                    weight = uint64(mass_at(word_height(word, scale)))
             before, total = scan(mine.shared, weight)
             target = min(target, total)
             if before < target and before + weight >= target:
@@ -239,7 +250,7 @@ def make_cut(room: Room) -> Device:
 
 
 def make_top_key(room: Room) -> Device:
-    """Function that gives the key which so many warps' best candidates reach, at least 1."""
+    """Function that gives the key which so many warps' best reach; the lowest for more of them."""
     blocks, warps, at_tops, at_parts = room.blocks, room.warps, room.tops, room.parts
     num_tops = blocks * warps
     shares = -(-num_tops // 32)
@@ -254,7 +265,7 @@ def make_top_key(room: Room) -> Device:
             at = lane + uint32(32 * i)
             if at < uint32(num_tops):
                 keys[i] = ptx.shared_u32(shared + uint32(at_tops + 4) + uint32(8) * at)
-        found = uint32(1)
+        found = uint32(LOWEST_KEY)
         for i in range(blocks):
             at = shared + uint32(at_tops + 4) + uint32(8) * (warp * uint32(blocks) + uint32(i))
             key = ptx.shared_u32(at)

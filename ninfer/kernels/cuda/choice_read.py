@@ -1,29 +1,23 @@
-"""A row's candidates in shared memory: every block of a cluster reads its ids once, as keys.
+"""A row's candidates in shared memory: every block of a cluster reads its ids once, as values.
 
-A key is the order-preserving bits of a penalised logit, 0 for an id that has left the distribution.
-Logits come by asynchronous copies, all of them under way at once, 16 bytes each where a row's
-length allows it; a thread reads what it has copied itself. Everything that filters need later is in
-the keys. Source: `ninfer.ops.sampling`.
+A value is a penalised logit, minus infinity for an id that has left the distribution, and 0 has no
+sign. Logits come by bulk copies where the length of rows allows it; the first half is looked at
+while the other is under way. Everything that filters need later is in the values. Source:
+`ninfer.ops.sampling`.
 """
 
+import math
 from typing import Any, Final, NamedTuple
 
 from numba import cuda, float32, int32, uint32, uint64
 
-from ninfer.cuda import cluster, ptx
+from ninfer.cuda import cluster, ptx, warpgroup
 from ninfer.cuda.device_code import device_function
 from ninfer.kernels.cuda import choice_values as values
 from ninfer.kernels.cuda.choice_room import Room
-from ninfer.kernels.cuda.choice_values import Line
+from ninfer.kernels.cuda.choice_values import LARGEST_F32, Line
 
 NO_ID: Final = 0xFFFFFFFF
-
-_LOWEST_KEY: Final = 0x00800000  # of the smallest finite number
-_KEY_SPAN: Final = 0xFF000000  # from there to infinity
-_LARGEST_KEY: Final = 0xFF7FFFFF  # of the largest finite number
-
-_TOGETHER: Final = 4
-"""Turns whose masks and counts are under way together."""
 
 Device = Any
 
@@ -48,7 +42,7 @@ class Slice(NamedTuple):
 
 @device_function
 def walk(mine: Slice, threads: Any) -> Any:
-    """Address of a thread's first key and its id, and where keys end, when all have been read.
+    """Address of a thread's first value and its id, and where values end, when all are there.
 
     The next ones are ``threads`` further.
     """
@@ -74,25 +68,27 @@ def _four_counts(line: Line, token: Any, mask: Any, is_wide: Any) -> Any:
 
 
 @device_function
-def _penalised(line: Line, bits: Any, count: Any) -> Any:
-    """Bits of a penalised logit."""
-    value = ptx.f32_of_bits(bits)
+def _penalised(line: Line, logit: Any, count: Any) -> Any:
+    """A logit less its penalty."""
     penalty = line.once + line.each * float32(int32(count))
     if int32(count) > int32(0):
-        value -= penalty
-    return ptx.bits_of_f32(value)
+        logit -= penalty
+    return logit
 
 
 @device_function
-def _key(bits: Any, is_permitted: Any) -> Any:
-    """Key of a penalised logit's bits; infinity counts as the largest number."""
-    bits = uint32(ptx.bits_of_f32(ptx.f32_of_bits(bits) + float32(0.0)))  # turns -0 into 0
-    key = uint32(bits ^ (uint32(int32(bits) >> int32(31)) | uint32(0x80000000)))
-    is_number = uint32(key - uint32(_LOWEST_KEY)) <= uint32(_KEY_SPAN)
-    key = ptx.smaller_u32(key, uint32(_LARGEST_KEY))
-    if is_permitted == uint32(0) or not is_number:
-        key = uint32(0)
-    return key
+def _value(logit: Any) -> Any:
+    """A penalised logit's value; infinity counts as the largest number."""
+    value = ptx.larger_f32(logit + float32(0.0), float32(-math.inf))  # 0 without sign; a number
+    return ptx.smaller_f32(value, float32(LARGEST_F32))
+
+
+@device_function
+def _permitted(value: Any, bits: Any, place: Any) -> Any:
+    """A value where a bit is set."""
+    if (bits & place) == uint32(0):
+        value = float32(-math.inf)
+    return value
 
 
 @device_function
@@ -107,28 +103,36 @@ def _inside(mine: Slice, step: Any, threads: Any) -> Any:
 
 
 @device_function
-def _put_keys(at: Any, logits: Any, bits: Any) -> Any:
-    """Store the keys of four ids; returns the largest."""
-    k0 = uint32(_key(logits[0], bits & uint32(1)))
-    k1 = uint32(_key(logits[1], bits & uint32(2)))
-    k2 = uint32(_key(logits[2], bits & uint32(4)))
-    k3 = uint32(_key(logits[3], bits & uint32(8)))
-    ptx.put_shared_u32x4(at, k0, k1, k2, k3)
-    return uint32(max(max(k0, k1), max(k2, k3)))
+def _put_values(at: Any, logits: Any, bits: Any) -> Any:
+    """Store the values of four ids; returns the largest."""
+    v0, v1 = _value(logits[0]), _value(logits[1])
+    v2, v3 = _value(logits[2]), _value(logits[3])
+    if bits != uint32(15):
+        v0, v1 = _permitted(v0, bits, uint32(1)), _permitted(v1, bits, uint32(2))
+        v2, v3 = _permitted(v2, bits, uint32(4)), _permitted(v3, bits, uint32(8))
+    ptx.put_shared_f32x4(at, v0, v1, v2, v3)
+    return ptx.larger_f32(ptx.larger_f32(v0, v1), ptx.larger_f32(v2, v3))
 
 
 @device_function
-def _id_of(mine: Slice, local: Any, key: Any) -> Any:
-    """Lowest of four ids that has a key."""
-    k0, k1, k2, _ = ptx.shared_u32x4(mine.shared + uint32(4) * local)
+def _id_of(mine: Slice, local: Any, value: Any) -> Any:
+    """Lowest of four ids that has a value."""
+    v0, v1, v2, _ = ptx.shared_f32x4(mine.shared + uint32(4) * local)
     place = uint32(3)
-    if k2 == key:
+    if v2 == value:
         place = uint32(2)
-    if k1 == key:
+    if v1 == value:
         place = uint32(1)
-    if k0 == key:
+    if v0 == value:
         place = uint32(0)
     return uint32(mine.first + local + place)
+
+
+def _half(room: Room) -> int:
+    """Turns of four ids that a thread takes before the others: half of them."""
+    half, rest = divmod(room.ids, 8 * room.threads)
+    assert rest == 0
+    return half
 
 
 def make_slice(room: Room) -> Device:
@@ -148,45 +152,58 @@ def make_slice(room: Room) -> Device:
 
 
 def make_ask(room: Room) -> Device:
-    """Function that asks for the logits of a slice."""
-    threads = room.threads
+    """Function that asks for the logits of a slice, half of a block's turns at a time."""
+    threads, at_arrivals = room.threads, room.arrivals
+    most = 4 * _half(room) * threads
+
+    @device_function
+    def ask_for(to: Any, source: Any, nbytes: Any, barrier: Any) -> None:
+        warpgroup.expect_bytes(barrier, nbytes)
+        if nbytes != uint32(0):
+            warpgroup.copy_bulk(to, source, nbytes, barrier)
 
     @device_function
     def ask(mine: Slice, logits: Any, is_wide: Any) -> None:
         tid = uint32(cuda.threadIdx.x)
-        to = uint32(mine.shared + uint32(16) * tid)
-        source = logits + uint64(mine.first) * uint64(4) + uint64(tid) * uint64(16)
-        left = int32(mine.count) - int32(4) * int32(tid)
-        while left > int32(0):
-            nbytes = int32(4) * min(left, int32(4))
-            if is_wide:
-                ptx.copy_async_16(to, source, uint32(nbytes))
-            else:
-                for i in range(min(left, int32(4))):
-                    ptx.copy_async_4(to + uint32(4 * i), source + uint64(4 * i), uint32(4))
-            to = uint32(to + uint32(16 * threads))
-            source += uint64(16 * threads)
-            left = int32(left - int32(4 * threads))
-        ptx.close_copies()
+        source = logits + uint64(mine.first) * uint64(4)
+        if is_wide:
+            if tid == uint32(0):
+                at = uint32(mine.shared + uint32(at_arrivals))
+                warpgroup.init_barrier(at, uint32(1))
+                warpgroup.init_barrier(at + uint32(8), uint32(1))
+                warpgroup.publish_barriers()
+                whole = uint32(uint32(mine.count + uint32(3)) & uint32(0xFFFFFFFC))
+                left = uint32(uint32(4) * min(whole, uint32(most)))
+                ask_for(mine.shared, source, left, at)
+                more = uint32(uint32(4) * whole - left)
+                ask_for(mine.shared + left, source + uint64(left), more, at + uint32(8))
+        else:
+            local = tid
+            while local < mine.count:
+                to = mine.shared + uint32(4) * local
+                ptx.copy_async_4(to, source + uint64(local) * uint64(4), uint32(4))
+                local = uint32(local + uint32(threads))
+            ptx.close_copies()
+            ptx.wait_copies_0()
+        cuda.syncthreads()
 
     return ask
 
 
 def make_read(room: Room) -> Device:
-    """Function that makes keys of the logits that were asked for; a thread's best key and id."""
-    threads = room.threads
-    together = min(_TOGETHER, room.ids // (4 * threads))
+    """Function that makes values of the logits that were asked for; a thread's best and its id."""
+    threads, at_arrivals = room.threads, room.arrivals
+    together = _half(room)
     num_counts = 4 * together
-    assert room.ids % (threads * num_counts) == 0
 
     @device_function
     def read(line: Line, mine: Slice, is_wide: Any) -> Any:
         has_penalty = line.once != float32(0.0) or line.each != float32(0.0)
-        best, best_at = uint32(0), uint32(0)
+        best, best_at = float32(-math.inf), uint32(0)
         permitted = cuda.local.array(together, uint32)
         counts = cuda.local.array(num_counts, uint32)
         for turn in range(0, (mine.turns + 3) // 4, together):
-            # What several turns need is asked for together.
+            # What half of the turns need is asked for together.
             for i in range(together):
                 local, bits = _inside(mine, turn + i, threads)
                 token = uint32(mine.first + local)
@@ -199,17 +216,21 @@ def make_read(room: Room) -> Device:
                     a, b, c, d = _four_counts(line, uint32(mine.first + local), bits, is_wide)
                     counts[4 * i], counts[4 * i + 1] = a, b
                     counts[4 * i + 2], counts[4 * i + 3] = c, d
-            ptx.wait_copies_0()
+            if is_wide:
+                barrier = uint32(mine.shared + uint32(at_arrivals))
+                if turn != 0:
+                    barrier = uint32(barrier + uint32(8))
+                warpgroup.wait_phase(barrier, uint32(0))
             for i in range(together):
                 local, _ = _inside(mine, turn + i, threads)
                 at = uint32(mine.shared + uint32(4) * local)
-                l0, l1, l2, l3 = ptx.shared_u32x4(at)
+                l0, l1, l2, l3 = ptx.shared_f32x4(at)
                 if has_penalty:
                     l0 = _penalised(line, l0, counts[4 * i])
                     l1 = _penalised(line, l1, counts[4 * i + 1])
                     l2 = _penalised(line, l2, counts[4 * i + 2])
                     l3 = _penalised(line, l3, counts[4 * i + 3])
-                top = _put_keys(at, (l0, l1, l2, l3), permitted[i])
+                top = _put_values(at, (l0, l1, l2, l3), permitted[i])
                 if top > best:
                     best, best_at = top, local
         return best, _id_of(mine, best_at, best)
@@ -228,9 +249,10 @@ def make_agree(room: Room) -> Device:
     shares = -(-num_tops // 32)
 
     @device_function
-    def agree(mine: Slice, key: Any, token: Any) -> Any:
+    def agree(mine: Slice, value: Any, token: Any) -> Any:
         tid = uint32(cuda.threadIdx.x)
         lane, warp = tid & uint32(31), tid >> uint32(5)
+        key = uint32(values.key_of(value))
         best = ptx.largest_of_warp(key)
         if key != best:
             token = uint32(NO_ID)

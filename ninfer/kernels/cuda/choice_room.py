@@ -52,7 +52,7 @@ class Room:
     def sums(self) -> int:
         """u32 [2][bins], lower and upper parts of weights; then u64 [bins], the row's.
 
-        They lie behind the block's keys, u32 [ids].
+        They lie behind the block's values, f32 [ids].
         """
         return 4 * self.ids
 
@@ -118,17 +118,27 @@ class Room:
 
     @property
     def end(self) -> int:
-        """u64: the last word that is kept."""
-        return self.drawn + 8 * self.blocks
+        """u64: the last word that is kept; as many bytes before as alignment takes."""
+        return self.drawn + 8 * self.blocks + 8
+
+    @property
+    def words(self) -> int:
+        """u32 [20]: what random words of a row have in common."""
+        return self.end + 8
 
     @property
     def lowest(self) -> int:
         """u32 [blocks]: lowest permitted id of each block; in the first one."""
-        return self.end + 8
+        return self.words + 80
 
     @property
     def length(self) -> int:
         """u32: how many `own_words` there are, or would be."""
+        return self.arrivals + 16
+
+    @property
+    def arrivals(self) -> int:
+        """u64 [2]: barriers at which halves of the logits arrive."""
         return self.lowest + 4 * self.blocks
 
     @property

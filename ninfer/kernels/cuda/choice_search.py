@@ -6,6 +6,7 @@ parts it evenly: 11 bits of 50 at most each time, and usually none. So the time 
 the logits are, and ties are cut by id.
 """
 
+import math
 from typing import Any, Final
 
 from numba import cuda, float32, int32, uint32, uint64
@@ -19,6 +20,7 @@ from ninfer.kernels.cuda.choice_shares import (
     DEPTH,
     Scale,
     height_of,
+    key_value,
     make_bin_of,
     mass_at,
     word_key,
@@ -41,11 +43,11 @@ Device = Any
 
 
 @device_function
-def _weight(key: Any, scale: Scale, by_mass: Any) -> Any:
+def _weight(height: Any, by_mass: Any) -> Any:
     """Lower and upper part of a candidate's weight."""
     low, high = uint32(1), uint32(0)
     if by_mass:
-        mass = uint64(mass_at(height_of(key, scale)))
+        mass = uint64(mass_at(height))
         low = uint32(mass & uint64(_LOW_PART))
         high = uint32(mass >> uint64(WEIGHT_BITS))
     return low, high
@@ -64,12 +66,12 @@ def make_first(room: Room) -> Device:
         turn = uint32(0)
         at, token, stop = walk(mine, threads)
         while at < stop:
-            key = ptx.shared_u32(at)
-            is_one = key != uint32(0)
+            value = ptx.shared_f32(at)
+            height = height_of(value, scale)
+            low, high = _weight(height, by_mass)
+            is_one = value > float32(-math.inf)
             if end != uint64(0):
-                is_one = is_one and word_of(key, token) >= end
-            height = height_of(key, scale)
-            low, high = _weight(key, scale, by_mass)
+                is_one = is_one and word_of(value, token) >= end
             is_near = height > float32(-DEPTH)
             if is_one and not is_near:
                 rest = uint32(rest + low + (high << uint32(WEIGHT_BITS)))
@@ -120,18 +122,19 @@ def make_part(room: Room) -> Device:
         """Returns the smaller interval, and what is left of the target in it."""
         span_bits = int32(64) - int32(ptx.leading_zeros_u64(high - low))
         shift = uint64(max(int32(0), int32(span_bits - int32(digit_bits))))
-        low_key, span = word_key(low), uint32(word_key(high) - word_key(low))
+        low_value, high_value = key_value(word_key(low)), key_value(word_key(high))
         clear(mine.shared)
         is_crowded = False
         turn = uint32(0)
         at, token, stop = walk(mine, threads)
         while at < stop:
-            key = ptx.shared_u32(at)
-            if cuda.ballot_sync(0xFFFFFFFF, uint32(key - low_key) <= span) != 0:
-                word = word_of(key, token)
+            value = ptx.shared_f32(at)
+            is_near = value >= low_value and value <= high_value
+            if cuda.ballot_sync(0xFFFFFFFF, is_near) != 0:
+                word = word_of(value, token)
                 is_one = word >= low and word <= high
                 digit = int32((high - word) >> shift)
-                lower, upper = _weight(key, scale, by_mass)
+                lower, upper = _weight(height_of(value, scale), by_mass)
                 is_watchful = is_crowded or turn & uint32(_WATCH) == uint32(0)
                 is_crowded = add(mine.shared, is_one, digit, lower, upper, is_watchful)
             at, token = uint32(at + uint32(4 * threads)), uint32(token + uint32(threads))
