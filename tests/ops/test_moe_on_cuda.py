@@ -246,7 +246,7 @@ def test_a_column_of_many_does_not_see_the_others() -> None:
 def test_published_geometry_agrees_with_the_formula(
     gate_up: TensorFormat, down: TensorFormat
 ) -> None:
-    layer = MixedLayer(gate_up, down, 9, 2048, 512)
+    layer = MixedLayer(gate_up, down, 16, 2048, 512)
     columns = Columns(layer, 130, 8)
     exact = expected_of(layer, columns)
 

@@ -79,6 +79,7 @@ def by_eights(bench: CudaBench, x: npt.NDArray[np.float32], weight: Matrix, firs
         (25, 2300, 50, 8),
         (32, 1280, 2500, 16),
         (32, 17408, 170, 8),
+        (32, 6144, 700, 8),  # in five bits by rings of two stages
     ],
 )
 def test_rows_agree_with_the_formula_and_have_the_bits_of_few_columns(

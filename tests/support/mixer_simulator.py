@@ -113,6 +113,9 @@ class _Intrinsics(base._Intrinsics):
             self._world.store(place, [found[lane] + _U32(value)], _U32)
         return found
 
+    def fetch_add_release_u32_if(self, mask: Any, address: Any, value: Any) -> Array:
+        return self.fetch_add_u32_if(mask, address, value)
+
     def store_f32x4_if(self, mask: Any, address: Any, *values: Any) -> None:
         self._world.store(address, values, _F32, mask)
 

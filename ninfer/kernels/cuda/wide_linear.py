@@ -52,7 +52,7 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         wide_product.make_wide(formats, tiles, stages)
         for formats in WIDE
         for tiles in COLUMN_TILES
-        for stages in num_stages(formats)
+        for stages in num_stages(formats, tiles)
     )
 
 

@@ -68,7 +68,7 @@ def choose(
     if not stream.has_clusters:
         return None
     tiles = column_tiles(x.num_columns)
-    clusters = stream.num_clusters(make_wide(formats, tiles, num_stages(formats)[-1]))
+    clusters = stream.num_clusters(make_wide(formats, tiles, num_stages(formats, tiles)[-1]))
     if clusters == 0:
         return None
     return choose_launch(

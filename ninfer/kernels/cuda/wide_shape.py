@@ -82,12 +82,13 @@ def most_warps(formats: Iterable[TensorFormat]) -> int:
     return 8 if TensorFormat.Q6 in tuple(formats) else 12
 
 
-def num_stages(formats: Iterable[TensorFormat]) -> tuple[int, ...]:
+def num_stages(formats: Iterable[TensorFormat], tiles: int) -> tuple[int, ...]:
     """Stages of a warp's ring that kernels are made for.
 
     Profiles give long weights in five bits: where columns leave room for no more, two.
     """
-    return (2, 3) if tuple(formats) == (TensorFormat.Q5,) else (3,)
+    is_long = tuple(formats) == (TensorFormat.Q5,) and tiles == COLUMN_TILES[-1]
+    return (2, 3) if is_long else (3,)
 
 
 def ring_bytes(formats: Iterable[TensorFormat], stages: int) -> int:
@@ -136,7 +137,9 @@ def choose_launch(
     """
     several = tuple(formats)
     found: list[tuple[float, WideLaunch]] = []
-    for stages, warps in product(num_stages(several), range(LEAST_WARPS, most_warps(several) + 1)):
+    for stages, warps in product(
+        num_stages(several, tiles), range(LEAST_WARPS, most_warps(several) + 1)
+    ):
         turns = blocks_for(pairs, clusters * warps)
         own = warps * (ring_bytes(several, stages) + PLAN_BYTES)
         own += blocks_for(k_tiles, PARTS) * step_bytes(several, tiles)
