@@ -42,6 +42,12 @@ class Memory:
             wide = np.asarray(value, kind)
             target[places + i] = wide if is_whole or wide.ndim == 0 else wide[chosen]
 
+    def look(self, address: Any, nbytes: int) -> None:
+        """Told of bytes that are read in another way; for memories that watch."""
+
+    def expect(self, address: Any, nbytes: int, mask: Any = 1) -> None:
+        """Told of bytes that a copy may write from now on; for memories that watch."""
+
     def _values(self, kind: np.dtype[Any]) -> Array:
         """All of the memory as values of one type."""
         found = self._views.get(kind)

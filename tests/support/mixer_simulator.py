@@ -99,6 +99,7 @@ class _Intrinsics(base._Intrinsics):
     def copy_async_16(self, to: Any, source: Any, nbytes: Any) -> None:
         read = _lanes(nbytes) != 0
         safe = np.where(read, _lanes(source).astype(np.int64), GLOBAL)
+        self._shared.expect(to, 16)
         words = [np.where(read, word, 0).astype(_U32) for word in self._world.load(safe, _U32, 4)]
         self._copies.asked.append(partial(self._shared.store, to, words, _U32))
 
@@ -123,6 +124,7 @@ class _Intrinsics(base._Intrinsics):
         """Rows of four 8 x 8 matrices; those of one matrix lie in different banks."""
         places = _lanes(address).astype(np.int64)
         assert np.all(places % 16 == 0)
+        self._shared.look(address, 16)
         for matrix in places.reshape(4, 8):
             assert len(set(matrix // 16 % 8)) == 8
         rows = np.stack([self._shared.octets[place : place + 16] for place in places])

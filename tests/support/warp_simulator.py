@@ -27,6 +27,7 @@ from ninfer.cuda.kernel_source import Kernel
 from tests.support.kernel_modules import modules_of
 from tests.support.lane_memory import Memory
 from tests.support.plain_types import use_plain_types
+from tests.support.race_watch import WatchedMemory, WatchedTurns
 from tests.support.turns import Meeting, Turns
 
 Array = npt.NDArray[Any]
@@ -213,6 +214,7 @@ class _Intrinsics:
         mask = np.broadcast_to(np.asarray(mask), (LANES,))
         safe = np.where(mask != 0, np.asarray(source).astype(np.int64), GLOBAL)
         words = self._world.load(safe, np.uint32, 4)
+        self._shared.expect(to, 16, mask)
         self._copies.asked.append(partial(self._shared.store, to, words, np.uint32, mask))
 
     def copy_weights_16_if(self, to: Any, source: Any, mask: Any) -> None:
@@ -283,8 +285,7 @@ class WarpSimulator:
         block: tuple[int, int],
         args: Sequence[int],
     ) -> None:
-        turns = Turns(kernel.threads // LANES, f"{kernel.name} {block}")
-        shared = Memory(0, np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8), self._lanes)
+        turns, shared = self._make_block(kernel, block)
         everybody, place = turns.meeting(turns.count), threading.local()
 
         def run(warp: int) -> None:
@@ -296,6 +297,15 @@ class WarpSimulator:
 
         with self._patched(shared, everybody, turns, place, grid, block):
             turns.run(run)
+
+    def _make_block(self, kernel: Kernel, block: tuple[int, int]) -> tuple[Turns, Memory]:
+        """Warps and shared memory of a block; those of the first are watched."""
+        octets = np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8)
+        count, name = kernel.threads // LANES, f"{kernel.name} {block}"
+        if any(block):
+            return Turns(count, name), Memory(0, octets, self._lanes)
+        turns = WatchedTurns(count, name)
+        return turns, WatchedMemory(0, octets, self._lanes, turns)
 
     @contextmanager
     def _patched(

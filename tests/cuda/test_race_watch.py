@@ -1,0 +1,107 @@
+"""Simulated blocks notice accesses of warps that nothing orders."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
+
+from numba import cuda, uint32
+
+from ninfer.cuda import ptx
+from ninfer.cuda.kernel_source import Kernel, Param
+from ninfer.kernels.cuda.product_output import warp_index
+from tests.support.race_watch import RaceError
+from tests.support.warp_simulator import GLOBAL, WarpSimulator
+
+Body = Callable[[Any, Any], None]
+ALL, TWO = 96, 64
+
+
+def run(body: Body) -> None:
+    """Three warps run a body, which is given its warp and global memory."""
+
+    def kernel(memory: int) -> None:
+        body(warp_index(), memory)
+
+    made = Kernel("watched", kernel, (Param.ADDRESS,), ALL, 32, dynamic_shared_bytes=1024)
+    WarpSimulator(np.zeros(4096, np.uint8)).launch(made, (1, 1, 1), (GLOBAL,))
+
+
+def put(warp: Any, place: int) -> None:
+    ptx.put_shared_u32(uint32(place), uint32(warp))
+
+
+def look(place: int) -> None:
+    ptx.shared_u32(uint32(place))
+
+
+def hand_over(meet: Callable[[], None]) -> Body:
+    def body(warp: Any, memory: Any) -> None:
+        if warp == 0:
+            put(warp, 64)
+        meet()
+        if warp == 1:
+            look(64)
+
+    return body
+
+
+def test_a_barrier_orders() -> None:
+    run(hand_over(lambda: cuda.syncthreads()))
+
+
+def test_without_one_a_read_is_a_race() -> None:
+    with pytest.raises(RaceError, match=r"^64 is "):
+        run(hand_over(lambda: None))
+
+
+def test_a_barrier_of_others_orders_nothing() -> None:
+    def body(warp: Any, memory: Any) -> None:
+        if warp == 0:
+            put(warp, 64)
+        if warp < 2:
+            ptx.sync_threads(uint32(1), uint32(TWO))
+        if warp == 2:
+            look(64)
+
+    with pytest.raises(RaceError):
+        run(body)
+
+
+def test_a_place_is_not_written_where_it_may_still_be_read() -> None:
+    def body(warp: Any, memory: Any) -> None:
+        if warp == 0:
+            put(warp, 64)
+        cuda.syncthreads()
+        if warp == 1:
+            look(64)
+        if warp == 0:
+            put(warp, 64)
+
+    with pytest.raises(RaceError):
+        run(body)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_copy_writes_from_the_moment_when_it_is_asked_for(is_ordered: bool) -> None:
+    def body(warp: Any, memory: Any) -> None:
+        if warp == 1:
+            look(64)
+        if is_ordered:
+            cuda.syncthreads()
+        if warp == 0:
+            ptx.copy_async_16_if(uint32(64), memory, uint32(1))
+            ptx.close_copies()
+        if not is_ordered:
+            cuda.syncthreads()
+        if warp == 0:
+            ptx.wait_copies_0()
+
+    if is_ordered:
+        run(body)
+    else:
+        with pytest.raises(RaceError):
+            run(body)
