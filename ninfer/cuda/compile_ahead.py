@@ -10,6 +10,8 @@ Knows no kernel.
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ Progress = Callable[[int, int], None]
 """Told (kernels done, kernels in all)."""
 
 _PROGRAM: Final = "ninfer.compilation"
+_REPORT: Final = re.compile(r"(\d+) (\d+)\n")
 
 
 def compile_ahead(
@@ -43,6 +46,7 @@ def compile_ahead(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # so that it ends with its workers, and by us alone
         )
     except OSError:
         return
@@ -52,11 +56,12 @@ def compile_ahead(
                 process.stdin.write(wanted)  # type: ignore[union-attr]
                 process.stdin.close()  # type: ignore[union-attr]
             for line in process.stdout or ():
-                done, total = map(int, line.split())
-                if progress is not None:
-                    progress(done, total)
+                report = _REPORT.fullmatch(line)
+                if report is not None and progress is not None:
+                    progress(int(report[1]), int(report[2]))
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _import_path() -> list[str]:

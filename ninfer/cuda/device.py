@@ -249,8 +249,9 @@ class CudaDevice:
             kernels: what will be launched.
             ahead: asked first where more than one is missing.
         """
+        self.bind()
         missing = [one.name for one in kernels if not self._cache.holds(one, self.target)]
-        if ahead is not None and len(missing) > 1:
+        if ahead is not None and len(missing) > 1 and self._cache.is_users:
             ahead(missing, self.target)
         for kernel in kernels:
             self.function(kernel)

@@ -181,6 +181,14 @@ class KernelCache:
         self.folder: Final = folder
         self._toolchain: Final = toolchain_id
 
+    @property
+    def is_users(self) -> bool:
+        """Whether it is the user's own folder, which takes what other processes compile."""
+        if self._toolchain is not None or self.folder != default_folder():
+            return False
+        nearest = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return os.access(nearest, os.W_OK)
+
     def holds(self, kernel: Kernel, target: str) -> bool:
         """Whether there is a file of a kernel; nobody looks whether it is whole."""
         return self._path(kernel, target, self._key(kernel, target)).exists()

@@ -84,6 +84,11 @@ class CudaStream:
         return self._state
 
     @property
+    def is_rehearsing(self) -> bool:
+        """Whether kernels are noted instead of launched."""
+        return self._rehearsed is not None
+
+    @property
     def has_warpgroups(self) -> bool:
         """Whether kernels may use warpgroup instructions."""
         return self._owner.has_warpgroups

@@ -87,7 +87,7 @@ def _forked(
     try:
         for number in range(count):
             reader, writer = context.Pipe(duplex=False)
-            arguments = (cache, jobs, order, rest, number % 2 == 1, writer)
+            arguments = (cache, jobs, order, rest, number % 2 == 1, writer, os.getpid())
             workers.append(context.Process(target=_work, args=arguments, daemon=True))
             workers[-1].start()
             writer.close()  # so that only the process keeps it open
@@ -112,6 +112,7 @@ def _work(
     rest: Any,
     is_backwards: bool,
     results: "Connection[_Result, None]",
+    caller: int,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller hears it, and ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -120,6 +121,8 @@ def _work(
         if number % _COLLECTED_AFTER == 0:
             gc.collect()
             gc.freeze()  # what is left stays: functions that later kernels call
+        if os.getppid() != caller:
+            return  # it was killed, and nobody wants the rest
         with rest.get_lock():
             first, end = rest
             if first == end:

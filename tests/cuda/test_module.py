@@ -151,6 +151,19 @@ def test_digest_follows_an_instruction() -> None:
     assert source_digest(make_kernel(1, first)) != source_digest(make_kernel(1, second))
 
 
+def test_only_the_users_folder_takes_what_others_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    own = kernel_module.default_folder()
+
+    assert KernelCache(own).is_users
+    assert not KernelCache(tmp_path).is_users
+    assert not KernelCache(own, "another toolchain").is_users
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert not KernelCache(own).is_users
+
+
 def test_kernels_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_kernel(1).threads = 64  # type: ignore[misc]

@@ -111,6 +111,7 @@ def test_a_rehearsal_makes_kernels_ready_and_reaches_no_driver(fake: FakeDriver)
     other = replace(KERNEL, name="other")
 
     def sequence() -> None:
+        assert made.is_rehearsing
         for kernel in (KERNEL, other, KERNEL):
             made.launch(kernel, (1, 1, 1), (1, 2.0))
         made.launch(replace(KERNEL, name="without blocks"), (0, 1, 1), (1, 2.0))
@@ -120,6 +121,7 @@ def test_a_rehearsal_makes_kernels_ready_and_reaches_no_driver(fake: FakeDriver)
 
     assert owner.made_ready == (["probe", "other"], ahead)
     assert fake.calls == ["create_stream"]
+    assert not made.is_rehearsing
     made.launch(KERNEL, (1, 1, 1), (1, 2.0))
     assert fake.calls[1:] == ["launch"]
 

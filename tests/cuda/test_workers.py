@@ -110,6 +110,42 @@ def test_workers_end_at_once_with_the_caller() -> None:
     assert kept.tb is not None  # and the traceback that is kept keeps no worker
 
 
+class TiredCache(CountedCache):
+    """Takes its time."""
+
+    def compiled(self, kernel: Kernel, target: str) -> Compiled:
+        time.sleep(0.2)
+        return super().compiled(kernel, target)
+
+
+def children_of(process: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def runs(process: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_workers_end_where_the_caller_was_killed() -> None:
+    context = multiprocessing.get_context("fork")
+    caller = context.Process(target=compile_together, args=(TiredCache(), jobs_of(200), 2))
+    caller.start()
+    assert caller.pid is not None
+    while len(workers := children_of(caller.pid)) < 2:
+        time.sleep(0.01)
+
+    caller.kill()
+    caller.join()
+
+    until = time.monotonic() + 20
+    while any(map(runs, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(runs, workers))
+
+
 def test_workers_leave_what_they_built_in_the_folder(tmp_path: Path) -> None:
     kernels = [make_kernel(number) for number in range(3)]
 

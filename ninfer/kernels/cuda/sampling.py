@@ -72,7 +72,7 @@ def sample(
     if addressable > MAX_IDS:
         raise ShapeError(f"{addressable} ids, the CUDA choice takes up to {MAX_IDS}")
     is_together = has_room(stream.has_clusters, stream.shared_bytes)
-    most = num_rows if is_together else choice.MAX_ROWS
+    most = max(1, num_rows) if is_together else choice.MAX_ROWS
     for first in range(0, num_rows, most):
         count = min(most, num_rows - first)
         row_tensors = (
