@@ -110,7 +110,11 @@ def test_a_cluster_chooses_what_a_full_sort_does(case: int) -> None:
     assert got == [expected]
 
 
-@pytest.mark.parametrize("settings", [Settings(top_k=300), Settings(top_p=0.9975)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(top_k=300), pytest.param(Settings(top_p=0.9975), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_cut_far_below_the_best_one_is_found(settings: Settings) -> None:
     rows = far_rows(settings, 700)
     answers = [oracle(row, 700) for row in rows]

@@ -37,7 +37,9 @@ def simulate(views: Sequence[View], words: npt.NDArray[np.uint16]) -> list[npt.N
     return memory.products(octets)
 
 
-@pytest.mark.parametrize(("num_columns", "width"), [(1, 2048), (5, 4096), (8, 2048)])
+@pytest.mark.parametrize(
+    ("num_columns", "width"), [(1, 2048), pytest.param(5, 4096, marks=pytest.mark.slow), (8, 2048)]
+)
 @pytest.mark.parametrize(
     "formats", NARROW, ids=lambda value: "-".join(format.name for format in value)
 )

@@ -121,7 +121,11 @@ def test_rows_have_the_bits_of_other_kernels(
 
 @pytest.mark.parametrize(
     ("formats", "num_columns", "warps", "clusters"),
-    [((Q4, Q5, BF16), 11, 2, 1), ((W8, BF16), 26, 1, 2), ((Q4, Q5), 9, 4, 1)],
+    [
+        ((Q4, Q5, BF16), 11, 2, 1),
+        pytest.param((W8, BF16), 26, 1, 2, marks=pytest.mark.slow),
+        ((Q4, Q5), 9, 4, 1),
+    ],
     ids=lambda value: "-".join(x.name for x in value) if isinstance(value, tuple) else str(value),
 )
 def test_weights_of_one_launch_have_the_bits_of_other_kernels(
