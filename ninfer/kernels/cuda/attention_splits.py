@@ -4,7 +4,8 @@ Borders are absolute positions: multiples of 128 up to 8,192, then 32 splits bet
 two and the next. So a split's result, and the order in which results are merged, depend on the
 column's own position alone; the widths bound the partial results of 262,144 positions by 224 splits
 and still give every multiprocessor work at 1,024. Work items are (column, split, heads of one key
-head), long splits first; block b takes items b, b + blocks, ... whatever the lengths are.
+head), long splits first; block b takes items b, b + blocks, ... whatever the lengths are (over int8
+pages it draws all but its first by tickets, `attention_scout`).
 """
 
 from typing import Any, Final
