@@ -1,6 +1,7 @@
 """Simulated blocks notice accesses of warps that nothing orders."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from numba import cuda, uint32
 from ninfer.cuda import ptx
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.product_output import warp_index
+from ninfer.tensor import TensorFormat
 from tests.support.race_watch import RaceError
 from tests.support.warp_simulator import GLOBAL, WarpSimulator
 
+Q4, Q5, Q6 = TensorFormat.Q4, TensorFormat.Q5, TensorFormat.Q6
+W8, BF16 = TensorFormat.W8, TensorFormat.BF16
 Body = Callable[[Any, Any], None]
 ALL, TWO = 96, 64
 
@@ -27,7 +31,9 @@ def run(body: Body) -> None:
         body(warp_index(), memory)
 
     made = Kernel("watched", kernel, (Param.ADDRESS,), ALL, 32, dynamic_shared_bytes=1024)
-    WarpSimulator(np.zeros(4096, np.uint8)).launch(made, (1, 1, 1), (GLOBAL,))
+    simulator = WarpSimulator(np.zeros(4096, np.uint8))
+    simulator.is_watched = True
+    simulator.launch(made, (1, 1, 1), (GLOBAL,))
 
 
 def put(warp: Any, place: int) -> None:
@@ -105,3 +111,21 @@ def test_a_copy_writes_from_the_moment_when_it_is_asked_for(is_ordered: bool) ->
     else:
         with pytest.raises(RaceError):
             run(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "check", "arguments"),
+    [
+        ("few", "test_rows_of_any_view_and_columns_of_any_call_have_the_same_bits", (Q5,)),
+        ("held", "test_rows_have_the_bits_of_other_kernels", ((Q4, Q5, BF16), 5, 1300, 2)),
+        ("narrow", "test_rows_have_the_bits_of_other_kernels", ((W8, BF16), 5, 2048)),
+        ("whole", "test_rows_have_the_bits_of_other_kernels", (Q6, 8, 3000, 3, 1)),
+    ],
+)
+def test_warps_of_products_are_ordered(
+    family: str, check: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WarpSimulator, "is_watched", True)
+
+    getattr(import_module(f"tests.cuda.test_{family}_product"), check)(*arguments)

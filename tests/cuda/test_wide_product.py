@@ -95,7 +95,11 @@ def make_words(num_columns: int, width: int) -> npt.NDArray[np.uint16]:
 
 
 @pytest.mark.parametrize("is_last_ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("format", [Q4, Q5, Q6, W8, BF16], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "format",
+    [Q4, Q5, *(pytest.param(format, marks=pytest.mark.slow) for format in (Q6, W8, BF16))],
+    ids=lambda f: f.name,
+)
 @pytest.mark.parametrize(
     ("num_columns", "width", "num_rows", "first", "warps"),
     [(17, 1300, 85, 5, 3), (9, 2200, 70, 3, 1)],

@@ -144,6 +144,8 @@ class _Intrinsics(base._Intrinsics):
 class MixerSimulator(WarpSimulator):
     """Runs kernels over one global memory; see `WarpSimulator`."""
 
+    is_watched = True
+
     @contextmanager
     def _patched(
         self,

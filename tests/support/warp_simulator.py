@@ -266,6 +266,9 @@ class WarpSimulator:
         lanes: 32, or 1 for kernels whose threads branch by themselves and share nothing.
     """
 
+    is_watched = False
+    """Whether accesses of warps must be ordered, which takes its time (`race_watch`)."""
+
     def __init__(self, *memory: Any, lanes: int = LANES) -> None:
         self._modules: tuple[ModuleType, ...] = ()
         self._lanes = lanes
@@ -299,10 +302,10 @@ class WarpSimulator:
             turns.run(run)
 
     def _make_block(self, kernel: Kernel, block: tuple[int, int]) -> tuple[Turns, Memory]:
-        """Warps and shared memory of a block; those of the first are watched."""
+        """Warps and shared memory of a block; those of the first may be watched."""
         octets = np.full(kernel.dynamic_shared_bytes + 1, 0xFF, np.uint8)
         count, name = kernel.threads // LANES, f"{kernel.name} {block}"
-        if any(block):
+        if any(block) or not self.is_watched:
             return Turns(count, name), Memory(0, octets, self._lanes)
         turns = WatchedTurns(count, name)
         return turns, WatchedMemory(0, octets, self._lanes, turns)
