@@ -5,19 +5,18 @@
 Compilation holds one lock in a process, so a cold start would use one processor. Both processes
 work towards each other through Numba's disk cache: each skips what the other has already put
 there. Where the cache cannot be written, or a second process cannot be had, this process simply
-compiles everything. Run as a program, the module is the second process.
+compiles everything. Run as a program, the module is the second process, which begins at the last.
 """
 
 import importlib
-import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
+
+from ninfer.module_process import module_process
 
 WORTH_A_PROCESS: Final = 3
 """Kernels that must be missing before a second process pays for its start."""
@@ -76,15 +75,9 @@ def compile_ahead(calls: Iterable[Call]) -> None:
     missing = list(jobs)
     if len(missing) < WORTH_A_PROCESS:
         return
-    helper = _start(missing)
-    try:
-        for job in missing:
-            if not job.is_on_disk():
-                job.kernel().compile(job.types)
-    finally:
-        if helper is not None:
-            helper.kill()
-            helper.wait()
+    wanted = pickle.dumps([(job.module, job.name, job.types) for job in missing])
+    with module_process(__name__, wanted):
+        _compile(missing)
 
 
 def _is_kernel(function: object) -> bool:
@@ -98,37 +91,11 @@ def _job(function: Any, args: tuple[Any, ...]) -> Job:
     )
 
 
-def _start(jobs: list[Job]) -> "subprocess.Popen[bytes] | None":
-    """Start the second process and tell it what is missing."""
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
-    if process.stdin is not None:
-        with suppress(BrokenPipeError):  # It could not start; everything is compiled here.
-            pickle.dump([(job.module, job.name, job.types) for job in jobs], process.stdin)
-            process.stdin.close()
-    return process
-
-
-def _import_path() -> list[str]:
-    """Where this very package lies, first: the cache knows kernels by the path of their source."""
-    own = str(Path(__file__).resolve().parents[2])
-    return [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-
-
-def _work(jobs: list[Job]) -> None:
-    """Be the second process: from the last kernel to the first."""
-    for job in reversed(jobs):
+def _compile(jobs: Iterable[Job]) -> None:
+    for job in jobs:
         if not job.is_on_disk():
             job.kernel().compile(job.types)
 
 
 if __name__ == "__main__":
-    _work([Job(*fields) for fields in pickle.load(sys.stdin.buffer)])
+    _compile(Job(*fields) for fields in reversed(pickle.load(sys.stdin.buffer)))

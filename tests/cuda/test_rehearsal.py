@@ -1,10 +1,6 @@
 """What a start compiles and loads is all that requests will ever launch."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,24 +92,3 @@ def test_a_process_that_cannot_help_is_no_failure(
     monkeypatch.setattr(module, "_PROGRAM", program)
 
     compile_ahead("tiny-dense", SMALL * 40_000, "sm_90")
-
-
-def test_the_process_imports_this_package_and_not_that_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ninfer").mkdir()
-    (tmp_path / "ninfer" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    monkeypatch.chdir(tmp_path)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(module._import_path())}
-
-    wanted = json.dumps({"model": "tiny-dense", "target": "sm_90", "kernels": []})
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", module._PROGRAM],
-        input=wanted,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")

@@ -27,7 +27,7 @@ print(all(Job(f"ninfer.kernels.host.{m}", n, ()).is_on_disk() for m, n in names.
 
 
 def test_calls_that_are_no_kernels_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_start", lambda jobs: pytest.fail("nothing is missing"))
+    monkeypatch.setattr(ahead, "module_process", lambda *_: pytest.fail("nothing is missing"))
 
     compile_ahead([(print, ("x",)), (len, ([],))])
 
@@ -44,7 +44,7 @@ def test_every_missing_kernel_is_compiled_even_without_a_second_process(
         def compile(self, types: object) -> None:
             compiled.append((self.name, types))
 
-    monkeypatch.setattr(ahead, "_start", lambda jobs: None)
+    monkeypatch.setattr(sys, "executable", "no interpreter")
     monkeypatch.setattr(ahead, "is_on_disk", lambda function: False)
     monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
     kernels = [norm._rms_norm, pointwise._swiglu, sampling._count_tokens]
