@@ -1,7 +1,9 @@
 """Typed views: which object plays which role, and where its product goes."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from ninfer.models.qwen_hybrid.weights import (
     GatedDeltaLayer,
     MoeFfn,
     TextWeights,
+    kinds_of_layers,
     text_weights,
 )
 from ninfer.tensor import DType, Matrix, Tensor, TensorFormat
@@ -155,3 +158,45 @@ def test_dense_model_has_dense_layers() -> None:
     assert isinstance(ffn, DenseFfn)
     assert names[ffn.gate_up.storage.address] == "text/layers/0/mlp/gate_up"
     assert names[ffn.down.storage.address] == "text/layers/0/mlp/down"
+
+
+def test_layers_that_differ_in_addresses_are_of_one_kind() -> None:
+    _, weights, _ = _views(artifact_path("tiny-dense", "bf16"))
+    types = [type(layer) for layer in weights.layers]
+
+    kinds = kinds_of_layers(weights)
+
+    assert kinds == tuple(sorted({types.index(kind) for kind in types}))
+    assert len(kinds) < len(types)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": TensorFormat.Q4},
+        {"first_row": 8, "num_rows": 8},
+        {"first_row": 0, "num_rows": 8},
+        {"parent_rows": 1024},
+    ],
+)
+def test_a_layer_with_another_view_of_a_matrix_is_of_another_kind(
+    change: dict[str, Any],
+) -> None:
+    _, weights, _ = _views(artifact_path("tiny-dense", "bf16"))
+    layer = _attention(weights)
+    other = replace(layer, output=replace(layer.output, **change))
+
+    kinds = kinds_of_layers(replace(weights, layers=(layer, layer, other, other)))
+
+    assert kinds == (0, 2)
+
+
+def test_views_from_different_rows_on_are_of_different_kinds() -> None:
+    """A device may have another kernel where a view does not begin at a whole tile."""
+    _, weights, _ = _views(artifact_path("tiny-dense", "bf16"))
+    layer = _attention(weights)
+    halves = [replace(layer, output=layer.output.rows(first, 16)) for first in (0, 16, 24)]
+
+    kinds = kinds_of_layers(replace(weights, layers=tuple(halves)))
+
+    assert kinds == (0, 1, 2)

@@ -5,7 +5,7 @@ the bytes lie nor in which format. Source: artifact contract, section 9.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
 from ninfer.models.package import DenseGeometry, Geometry, LayerKind, MoeGeometry
@@ -124,26 +124,25 @@ def text_weights(
 
 
 def kinds_of_layers(weights: TextWeights) -> tuple[int, ...]:
-    """The first layer of each kind: layers of a kind differ in what is stored, not in how."""
+    """The first layer of each kind: layers of a kind differ in where they lie, and nothing else."""
     found: dict[object, int] = {}
     for index, layer in enumerate(weights.layers):
-        found.setdefault(_extents(layer), index)
+        found.setdefault(_without_addresses(layer), index)
     return tuple(found.values())
 
 
-def _extents(part: Any) -> object:
-    """Types, formats and shapes of a layer, and no address."""
+def _without_addresses(part: Any) -> object:
+    """All that a layer is made of, formats, extents and first rows of views, but no address."""
     match part:
-        case Matrix():
-            return part.format, part.num_rows, part.num_columns
         case Tensor():
             return part.dtype, part.shape
         case tuple():
-            return tuple(map(_extents, part))
-        case int():
-            return part
+            return tuple(map(_without_addresses, part))
+        case _ if is_dataclass(part):
+            values = (getattr(part, field.name) for field in fields(part))
+            return type(part), *map(_without_addresses, values)
         case _:
-            return type(part), *(_extents(getattr(part, field.name)) for field in fields(part))
+            return part
 
 
 @dataclass(frozen=True, slots=True)
