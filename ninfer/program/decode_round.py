@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ninfer.device import CompileAhead
 from ninfer.errors import InvariantError
 from ninfer.generation import SamplingParams
 from ninfer.models.qwen_hybrid import text
@@ -41,8 +40,6 @@ class DecodeRound:
         workspace: flat U8, enough activations for ``max_rows`` columns.
         addressable: ids below this may be chosen.
         max_rows: largest B.
-        use_graphs: whether to capture, or to run the same sequence eagerly.
-        ahead: see `Stream.rehearse`.
 
     Attributes:
         clock: takes the times of rounds.
@@ -57,9 +54,6 @@ class DecodeRound:
         workspace: Tensor,
         addressable: int,
         max_rows: int,
-        *,
-        use_graphs: bool,
-        ahead: CompileAhead | None = None,
     ) -> None:
         self._ctx: Final = ctx
         self._model: Final = model
@@ -72,17 +66,24 @@ class DecodeRound:
             carve_activations(ctx, model.geometry, model.weights, rows, workspace)
             for rows in range(1, max_rows + 1)
         )
-        self._warm_up(ahead)
-        self._graphs: Final = DecodeGraphs(
-            ctx.stream, self._enqueue, max_rows, use_graphs=use_graphs
-        )
+        self._graphs = DecodeGraphs(ctx.stream, self._enqueue, 0, use_graphs=False)
 
-    def _warm_up(self, ahead: CompileAhead | None) -> None:
-        """Compile and load everything now, and run it once on what belongs to nobody yet."""
-        self._ctx.stream.rehearse(self._enqueue_every, ahead)
+    def enqueue_every(self) -> None:
+        """Enqueue a round of every number of rows, for a rehearsal."""
+        for index in range(len(self._activations)):
+            self._enqueue(index + 1)
+
+    def warm_up(self) -> None:
+        """Run a round once, on what belongs to nobody yet."""
         self._io.upload_decode(self._ctx.stream, [_IDLE_ROW])
         self._enqueue(1)
         self._ctx.stream.synchronize()
+
+    def capture(self) -> None:
+        """Let rounds be replayed from now on, instead of being enqueued op by op."""
+        self._graphs = DecodeGraphs(
+            self._ctx.stream, self._enqueue, len(self._activations), use_graphs=True
+        )
 
     def launch(self, rows: Sequence[DecodeRow], sources: Sequence[int] = ()) -> ChosenTokens:
         """Enqueue one round, and the way back of the tokens it will choose.
@@ -119,10 +120,6 @@ class DecodeRound:
                 self._newest.wait()
             self._newest = None
         self._graphs.close()
-
-    def _enqueue_every(self) -> None:
-        for index in range(len(self._activations)):
-            self._enqueue(index + 1)
 
     def _enqueue(self, num_rows: int) -> None:
         """Enqueue the round of exactly ``num_rows`` rows on fixed addresses."""

@@ -9,20 +9,16 @@ Program's business.
 
 from typing import Final
 
-from ninfer.device import CompileAhead, Graph
+from ninfer.device import Graph
 from ninfer.models.qwen_hybrid import text
 from ninfer.models.qwen_hybrid.activations import carve_activations
 from ninfer.models.qwen_hybrid.text import TextModel
-from ninfer.models.qwen_hybrid.weights import kinds_of_layers
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.prefill_parts import part_layers
+from ninfer.program.rehearsal import enqueue_chunks
 from ninfer.program.round_io import PrefillChunk, RoundIo
 from ninfer.tensor import Tensor
-
-_FEW: Final = (*range(1, 9), 16, 32, 64)
-_STEP: Final = 64
-"""A device may have other kernels for each of a few columns, for those, and from step to step."""
 
 
 def chunk_stop(frontier: int, known_tokens: int, chunk_tokens: int) -> int:
@@ -95,29 +91,15 @@ class Prefill:
                 graphs[part].launch(ctx.stream)
         ctx.stream.synchronize()
 
-    def prepare(
-        self, max_columns: int, *, use_graphs: bool, ahead: CompileAhead | None = None
-    ) -> None:
-        """Compile and load what chunks of up to ``max_columns`` need, without running any.
+    def enqueue_every(self, max_columns: int) -> None:
+        """Enqueue what any chunk of up to ``max_columns`` columns does, for a rehearsal."""
+        enqueue_chunks(self._ctx, self._model, self._io, self._workspace, max_columns)
 
-        Args:
-            max_columns: size of a full chunk.
-            use_graphs: whether full chunks are replayed, or enqueued op by op like all others.
-            ahead: see `Stream.rehearse`.
-        """
-        counts = {*_FEW, *range(_STEP, max_columns, _STEP), max_columns}
-        kinds = kinds_of_layers(self._model.weights)
-
-        def enqueue_every() -> None:
-            for count in sorted(count for count in counts if count <= max_columns):
-                for layer in kinds:
-                    self._enqueue(count, range(layer, layer + 1))
-
-        self._ctx.stream.rehearse(enqueue_every, ahead)
-        if use_graphs:
-            kept = self._graphs.setdefault(max_columns, [])
-            for layers in self._parts(max_columns):
-                kept.append(self._captured(max_columns, layers))
+    def capture(self, num_columns: int) -> None:
+        """Let chunks of so many columns be replayed; all others are enqueued op by op."""
+        kept = self._graphs.setdefault(num_columns, [])
+        for layers in self._parts(num_columns):
+            kept.append(self._captured(num_columns, layers))
 
     def close(self) -> None:
         """Drop the graphs; idempotent."""

@@ -1,13 +1,14 @@
 """Start-up of a Program: check the options, plan and allocate every arena, load, capture.
 
     refuse what this build cannot do -> weights -> solve the KV capacity -> all other arenas
-    -> planes and tables -> upload the round's block -> warm up and capture graphs
+    -> planes and tables -> upload the round's block -> rehearse -> warm up -> capture graphs
 
 Afterwards nothing is allocated any more. Everything made here goes onto one stack, which closes it
 in reverse order when the Program closes, or at once when start-up fails.
 """
 
 import secrets
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -252,18 +253,25 @@ class _Builder:
             _region(plan, workspace, _ROUND_ACTIVATIONS),
             self._bound.addressable_tokens,
             config.max_concurrency,
-            use_graphs=config.use_graphs,
-            ahead=self._ahead,
         )
         self._stack.callback(decode.close)
-        self._timeline.note("decode warm-up and graphs")
         columns = _region(plan, workspace, _ACTIVATIONS)
         prefill = Prefill(ctx, model, state.counts, io, columns)
         self._stack.callback(prefill.close)
-        prefill.prepare(extents.max_columns, use_graphs=config.use_graphs, ahead=self._ahead)
-        # Runs once, too; what it writes belongs to nobody yet.
+
+        def every_unit() -> None:
+            decode.enqueue_every()
+            prefill.enqueue_every(extents.max_columns)
+
+        self._rehearse(every_unit)
+        # Both run once, too; what they write belongs to nobody yet.
+        decode.warm_up()
         prefill.run(PrefillChunk((0,), 0, ((0,), (0,), (0,)), 0, 0, fold=0, num_counted=1))
-        self._timeline.note("prefill warm-up")
+        self._timeline.note("warm-up")
+        if config.use_graphs:
+            decode.capture()
+            prefill.capture(extents.max_columns)
+            self._timeline.note("graphs")
         # Drawn, not counted or an address: handles of a Program that is gone match no later one.
         stores = PhysicalStores(shape, secrets.randbits(63), io.table_mirror)
         executors = UnitExecutors(
@@ -294,7 +302,7 @@ class _Builder:
             self._config.max_context,
             model.geometry.vocab_rows,
         )
-        return ScoringWindow(
+        window = ScoringWindow(
             self._ctx,
             model,
             state,
@@ -305,6 +313,13 @@ class _Builder:
             max_context=self._config.max_context,
             chunk_tokens=plan.prefill_chunk,
         )
+        self._rehearse(window.enqueue_every)
+        return window
+
+    def _rehearse(self, every_unit: Callable[[], None]) -> None:
+        """Compile, all together, and load what the units will launch."""
+        self._ctx.stream.rehearse(every_unit, self._ahead)
+        self._timeline.note("kernels")
 
     def _arena(self, plan: MemoryPlan, name: str) -> Arena:
         arena = self._device.arena(name, plan.nbytes(name))

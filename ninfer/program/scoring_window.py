@@ -15,11 +15,12 @@ import numpy as np
 from ninfer.device import ALIGNMENT, Arena, host_array
 from ninfer.errors import RequestError
 from ninfer.models.qwen_hybrid import text
-from ninfer.models.qwen_hybrid.activations import carve_activations
+from ninfer.models.qwen_hybrid.activations import TextActivations, carve_activations
 from ninfer.models.qwen_hybrid.text import TextModel
 from ninfer.ops import sampling
 from ninfer.ops.context import OpContext
 from ninfer.program.prefill import chunk_stop
+from ninfer.program.rehearsal import enqueue_chunks
 from ninfer.program.round_io import PrefillChunk, RoundIo
 from ninfer.program.state_planes import StatePlanes
 from ninfer.tensor import DType, Tensor
@@ -130,6 +131,15 @@ class ScoringWindow:
         io.table_mirror[_ROW] = np.arange(io.table_mirror.shape[1])
         io.note_new_tables()
 
+    def enqueue_every(self) -> None:
+        """Enqueue what any window does, for a rehearsal."""
+        ctx, model, workspace = self._ctx, self._model, self._workspace
+        longest = min(self._chunk_tokens, self._max_context)
+        enqueue_chunks(ctx, model, self._io, workspace, longest)
+        activations = carve_activations(ctx, model.geometry, model.weights, longest, workspace)
+        for count in range(1, min(HEAD_ROWS, longest) + 1):
+            self._enqueue_head(activations, 0, 0, count)
+
     def score(self, tokens: Sequence[int]) -> WindowScores:
         """Score one window.
 
@@ -161,7 +171,7 @@ class ScoringWindow:
         )
 
     def _run_chunk(self, tokens: Sequence[int], first: int, stop: int) -> None:
-        ctx, staging = self._ctx, self._staging
+        ctx = self._ctx
         plain = range(first, stop)
         inputs = self._io.upload_prefill(
             ctx.stream,
@@ -173,19 +183,25 @@ class ScoringWindow:
         )
         text.prefill_columns(ctx, model, inputs.columns, activations)
         for block in range(first, stop, HEAD_ROWS):
-            count = min(HEAD_ROWS, stop - block)
-            logits = staging.logits.rows(0, count)
-            text.output_logits(ctx, model, activations, logits, block - first)
-            sampling.score(
-                ctx,
-                logits,
-                staging.targets.rows(block, count),
-                self._addressable,
-                staging.logprobs.rows(block, count),
-                staging.argmax.rows(block, count),
-            )
+            self._enqueue_head(activations, block - first, block, min(HEAD_ROWS, stop - block))
         # The pinned header is written again by the next chunk.
         ctx.stream.synchronize()
+
+    def _enqueue_head(
+        self, activations: TextActivations, column: int, position: int, count: int
+    ) -> None:
+        """Score ``count`` columns of a chunk from one on, which stand at a position on."""
+        ctx, staging = self._ctx, self._staging
+        logits = staging.logits.rows(0, count)
+        text.output_logits(ctx, self._model, activations, logits, column)
+        sampling.score(
+            ctx,
+            logits,
+            staging.targets.rows(position, count),
+            self._addressable,
+            staging.logprobs.rows(position, count),
+            staging.argmax.rows(position, count),
+        )
 
     def _check(self, tokens: Sequence[int]) -> None:
         if not 1 <= len(tokens) <= self._max_context:

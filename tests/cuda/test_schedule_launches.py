@@ -62,12 +62,18 @@ class Card:
         self.names.add(kernel.name)
 
 
-contract = cache(lambda model_id: synthetic_model(model_id, GROUPWISE_INT))
+contract = cache(synthetic_model)
 
 
-def make_model(ctx: OpContext, card: Any, model_id: str) -> TextModel:
+def make_model(
+    ctx: OpContext,
+    card: Any,
+    model_id: str,
+    weights_id: str = GROUPWISE_INT,
+    kv_dtype: DType = DType.BF16,
+) -> TextModel:
     """A registered model of few layers on the card."""
-    bound = contract(model_id)
+    bound = contract(model_id, weights_id)
     matrices: dict[str, Matrix] = {}
     tensors: dict[str, Tensor] = {}
     for stored in bound.objects[ObjectGroup.TEXT]:
@@ -75,7 +81,7 @@ def make_model(ctx: OpContext, card: Any, model_id: str) -> TextModel:
     geometry = replace(bound.geometry, layers=bound.geometry.layers[:LAYERS])
     weights = text_weights(replace(bound, geometry=geometry), matrices, tensors)
     table_of_pages = card.take((8, PAGES), DType.I32)
-    kv = kv_planes.take_planes(card, geometry, PAGES, DType.BF16, table_of_pages)
+    kv = kv_planes.take_planes(card, geometry, PAGES, kv_dtype, table_of_pages)
     state = state_planes.take_planes(card, geometry, 9, 1, DType.BF16)
     return TextModel(geometry, weights, TextCaches(kv.layers, state.layers))
 
