@@ -292,13 +292,14 @@ class Scorer:
         *,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
+        compiling: Progress | None = None,
     ) -> None:
         """Load a model for scoring; arguments and errors are those of `Engine`."""
         config = config or EngineConfig(shrinks_context=True)
         config = replace(config, purpose=Purpose.CAUSAL_SCORING)
         _refuse_idle_slots(config)
         with ExitStack() as stack:
-            loaded = stack.enter_context(LoadedModel(model, config, None, progress))
+            loaded = stack.enter_context(LoadedModel(model, config, None, progress, compiling))
             self._stack = stack.pop_all()
         self._core = CausalScoreCore(loaded.program, max_context=loaded.config.max_context)
         self._lock = threading.Lock()

@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from ninfer.generation import (
     OutputCommitted,
     SamplingParams,
 )
+from ninfer.host.device import HostStream
 from ninfer.runtime import Engine, RequestOptions, Scorer
 from tests.support.golden import load
 from tests.support.tiny_model import artifact_path
@@ -231,3 +233,30 @@ def test_scorer_and_engine_keep_to_their_purpose(model: Path) -> None:
         Engine(model, config=EngineConfig(purpose=Purpose.CAUSAL_SCORING))
     with Scorer(model) as scorer, pytest.raises(RequestError, match=r"tokens\[1\]"):
         scorer.score([1, 512])
+
+
+@pytest.mark.parametrize("build", [Engine, Scorer])
+def test_a_start_asks_for_missing_kernels_together_and_says_how_far_it_is(
+    build: type[Engine | Scorer], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, told = list[Any](), list[tuple[int, int]]()
+
+    def compile_ahead(*wanted: Any) -> None:
+        *names, progress = wanted
+        asked.append(names)
+        progress(1, 2)
+
+    def rehearse(stream: HostStream, sequence: Any, ahead: Any) -> None:
+        ahead(["first", "second"], "sm_90")
+
+    monkeypatch.setattr("ninfer.cuda.compile_ahead.compile_ahead", compile_ahead)
+    monkeypatch.setattr(HostStream, "rehearse", rehearse)
+
+    build(
+        model,
+        config=EngineConfig(max_context=64),
+        compiling=lambda *numbers: told.append(numbers),
+    ).close()
+
+    assert asked == [["tiny-dense", ["first", "second"], "sm_90"]]
+    assert told == [(1, 2)]

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
         TARGETS if options.every_target else tuple(options.target or ("sm_90",)),
         only_one_geometry=options.one_geometry,
         folder=None if options.output is None else Path(options.output),
-        progress=lambda done, total: console.progress("compiling", done, total, unit="kernels"),
+        progress=console.compiling,
     )
     if report_file is not None:
         document = {"kernels": [asdict(report) for report in reports]}

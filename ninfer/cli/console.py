@@ -90,6 +90,14 @@ class Console:
             self._write(line + "\n")
         self._flush()
 
+    def loading(self, done: int, total: int) -> None:
+        """Show how many bytes of a model are loaded."""
+        self.progress("loading", done, total)
+
+    def compiling(self, done: int, total: int) -> None:
+        """Show how many kernels are compiled."""
+        self.progress("compiling", done, total, unit="kernels")
+
     def yield_to_output(self) -> None:
         """Clear a progress line, because something is written to standard output next."""
         self._end_line()

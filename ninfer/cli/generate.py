@@ -5,11 +5,9 @@ import json
 import os
 import secrets
 import sys
-import threading
 from collections.abc import Iterable
 from typing import TextIO
 
-from ninfer.cli.collection import collection_paused
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.model_argument import add_model_argument, settle_model
@@ -26,6 +24,7 @@ from ninfer.cli.request_input import (
     read_input,
     request_options,
 )
+from ninfer.cli.slow_start import starting
 from ninfer.cli.text_input import read_text
 from ninfer.frontend.frontend import PreparedInput
 from ninfer.gateway.openai_reply import ChatStream, fold, new_identity
@@ -41,9 +40,6 @@ from ninfer.generation import (
     TextDelta,
 )
 from ninfer.runtime import Engine, RequestOptions
-
-PATIENCE_S = 3.0
-SLOW_START = "still starting: the first start on a machine compiles kernels, once"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,27 +89,16 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
 def open_engine(
     options: argparse.Namespace, console: Console, *, max_concurrency: int = 1
 ) -> Engine:
-    """Load the model that the engine options describe, with progress.
-
-    The first start on a machine compiles kernels; a line says so when it takes its time.
-    """
+    """Load the model that the engine options describe, with progress."""
     template = options.chat_template
-    patience = threading.Timer(PATIENCE_S, console.note, [SLOW_START])
-    patience.daemon = True
-    patience.start()
-    try:
-        with collection_paused():
-            return Engine(
-                options.model,
-                config=engine_config(options, max_concurrency=max_concurrency),
-                chat_template=None if template is None else read_text(template),
-                progress=lambda done, total: console.progress("loading", done, total),
-                compiling=lambda done, total: console.progress(
-                    "compiling", done, total, unit="kernels"
-                ),
-            )
-    finally:
-        patience.cancel()
+    with starting(console):
+        return Engine(
+            options.model,
+            config=engine_config(options, max_concurrency=max_concurrency),
+            chat_template=None if template is None else read_text(template),
+            progress=console.loading,
+            compiling=console.compiling,
+        )
 
 
 def statistics(result: GenerationResult) -> str:

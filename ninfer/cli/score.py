@@ -10,6 +10,7 @@ from ninfer.cli.model_argument import add_model_argument, settle_model
 from ninfer.cli.options import add_engine_options, engine_config, integer
 from ninfer.cli.report_format import add_format_option
 from ninfer.cli.request_input import read_token_list
+from ninfer.cli.slow_start import starting
 from ninfer.cli.text_input import read_text
 from ninfer.config import Purpose
 from ninfer.runtime import Scorer
@@ -40,11 +41,14 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     lists = None if options.tokens is None else list(_token_lists(options.tokens))
     text = None if options.file is None else read_text(options.file)
     settle_model(options, console)
-    with Scorer(
-        options.model,
-        config=engine_config(options, purpose=Purpose.CAUSAL_SCORING),
-        progress=lambda done, total: console.progress("loading", done, total),
-    ) as scorer:
+    with starting(console):
+        scorer = Scorer(
+            options.model,
+            config=engine_config(options, purpose=Purpose.CAUSAL_SCORING),
+            progress=console.loading,
+            compiling=console.compiling,
+        )
+    with scorer:
         if lists is not None:
             for tokens in lists:
                 score = scorer.score(tokens, window=options.window, stride=options.stride)
