@@ -21,7 +21,9 @@ SMALL = Room(blocks=2, threads=64, ids=512)
 FOUR = Room(blocks=4, threads=64, ids=512)
 
 
-def choose(rows: list[Row], addressable: int, room: Room = SMALL) -> list[int]:
+def choose(
+    rows: list[Row], addressable: int, room: Room = SMALL, is_watched: bool = False
+) -> list[int]:
     """Tokens of rows by the kernel of one shape."""
     width = len(rows[0].logits)
     bits = np.ones((len(rows), mask_words(width) * 32), bool)
@@ -51,7 +53,7 @@ def choose(rows: list[Row], addressable: int, room: Room = SMALL) -> list[int]:
     extents = (width, mask_words(width), addressable)
     args: list[Any] = [np.uint64(address) for address in (*at.values(), 0)]
     args += [*(np.int32(extent) for extent in extents), np.uint64(tokens)]
-    launch(octets, make_choose(room), (room.blocks, len(rows), 1), args)
+    launch(octets, make_choose(room), (room.blocks, len(rows), 1), args, is_watched)
     return [int(token) for token in views["tokens"]]
 
 
@@ -150,6 +152,28 @@ def test_rows_without_candidates_take_the_lowest_permitted_id() -> None:
     )
 
     assert got == [41, -1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 3}, pytest.param({"top_p": 0.4}, marks=pytest.mark.slow)], ids=str
+)
+def test_threads_of_a_cluster_are_ordered(settings: dict[str, Any]) -> None:
+    row = row_of(normal(60, 1.0), 1, **settings)  # most threads have no value
+
+    got = choose([row], 60, is_watched=True)
+
+    assert got == [oracle(row, 60)[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_threads_of_a_cluster_are_ordered_wherever_a_cut_falls(case: int) -> None:
+    logits, settings = CASES[case]
+    row = row_of(logits, case, **settings)
+
+    got = choose([row], 690, is_watched=True)
+
+    assert got == [oracle(row, 690)[0]]
 
 
 def test_values_that_are_not_numbers_are_never_chosen() -> None:

@@ -2,7 +2,8 @@
 
 For kernels whose threads branch by themselves. What a thread writes into another block is there as
 late as it may be, when all have met after its release.
-Writing to a block before all have started, or to one that has ended, fails.
+Writing to a block before all have started, or to one that has ended, fails. Where accesses are
+watched (`cluster_watch`), so does one that nothing orders with another.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,14 @@ import pytest
 
 from ninfer.cuda.device_code import DeviceFunction
 from ninfer.cuda.kernel_source import Kernel
+from tests.support.cluster_watch import BlockWatch, Knowledge
 from tests.support.kernel_modules import modules_of
 from tests.support.plain_types import use_plain_types
+from tests.support.race_watch import WatchedTurns
 from tests.support.turns import Meeting, Turns
 from tests.support.warp_votes import vote_functions
 from tests.support.warpgroup_intrinsics import intrinsics
-from tests.support.warpgroup_simulator import SHARED, Octets, _Block, _group, _Index
+from tests.support.warpgroup_simulator import GLOBAL, SHARED, Octets, _Block, _group, _Index
 
 _WINDOW = 20  # bits of an address in a block's shared memory; above is the block's number and 1
 
@@ -57,9 +60,73 @@ class _Member(_Block):
         self.everybody = turns.meeting(kernel.threads)
         self.warps = [turns.meeting(32) for _ in range(kernel.threads // 32)]
 
+    def add(self, address: Any, value: Any) -> Any:
+        """Add to a word that others add to; returns what it was."""
+        before = _Block.load(self, address, np.uint32)
+        _Block.store(self, address, [before + value], np.uint32)
+        return before
+
+    def put_from(self, address: Any, value: Any) -> None:
+        """Store what another block has sent."""
+        _Block.store(self, address, [value], value.dtype)
+
+    def expect_from(self, address: Any, nbytes: int) -> None:
+        """Told that another block sends what will be stored; for blocks that watch."""
+
     def from_below(self, mask: Any, value: Any, step: int) -> Any:
         found, lane = self.of_warp(value), self.turns.current % 32
         return found[lane - step] if lane >= step else value
+
+
+class _WatchedMember(_Member):
+    """A block whose accesses to shared memory must be ordered."""
+
+    def __init__(
+        self, world: Octets, kernel: Kernel, index: tuple[int, int], grid: Any, turns: WatchedTurns
+    ) -> None:
+        super().__init__(world, kernel, index, grid, turns)
+        self._watch = BlockWatch(self.shared.size, turns, SHARED)
+        self._all_turns = turns
+        self._known: dict[int, Knowledge] = {}
+
+    def load(self, address: Any, dtype: Any, count: int = 1) -> Any:
+        if int(address) < GLOBAL:
+            self._watch.read(address, np.dtype(dtype).itemsize * count)
+        return super().load(address, dtype, count)
+
+    def store(self, address: Any, values: Sequence[Any], dtype: Any) -> None:
+        if int(address) < GLOBAL:
+            wide = np.array(values, dtype)
+            is_change = bytes(self.octets(address, wide.nbytes)) != wide.tobytes()
+            self._watch.write(address, wide.nbytes, is_change)
+        super().store(address, values, dtype)
+
+    def add(self, address: Any, value: Any) -> Any:
+        self._watch.add(address, 4)
+        return super().add(address, value)
+
+    def expect_from(self, address: Any, nbytes: int) -> None:
+        self._watch.write(address, nbytes)
+
+    def copy_async(self, to: Any, source: Any, nbytes: Any, room: int = 16) -> None:
+        self._watch.write(to, room)
+        super().copy_async(to, source, nbytes, room)
+
+    def copy_bulk(self, to: Any, source: Any, nbytes: Any, barrier: Any) -> None:
+        self._watch.write(to, int(nbytes))
+        self._at(barrier).bring()
+        super().copy_bulk(to, source, nbytes, barrier)
+
+    def arrive(self, address: Any, nbytes: Any = 0) -> None:
+        self._at(address).bring()
+        super().arrive(address, nbytes)
+
+    def wait(self, address: Any, parity: Any) -> None:
+        super().wait(address, parity)
+        self._at(address).take()
+
+    def _at(self, barrier: Any) -> Knowledge:
+        return self._known.setdefault(int(barrier), Knowledge(self._all_turns))
 
 
 class _Together:
@@ -123,13 +190,33 @@ class _Together:
 
     def _put(self, address: Any, value: Any) -> None:
         member, own = self._there(address)
-        self._written[self._turns.current].append(lambda: member.store(own, [value], value.dtype))
+        member.expect_from(own, value.nbytes)
+        self._written[self._turns.current].append(lambda: member.put_from(own, value))
 
     def _there(self, address: Any) -> tuple[_Member, int]:
         block, own = divmod(int(address), 1 << _WINDOW)
         assert self._passed[self._turns.current] > 0
         assert self.running[block - 1] > 0
         return self._members[block - 1], own
+
+
+class _WatchedTogether(_Together):
+    """The same where accesses must be ordered."""
+
+    def __init__(self, members: Sequence[_Member], turns: WatchedTurns) -> None:
+        super().__init__(members, turns)
+        self._known = [Knowledge(turns)]
+
+    def arrive_cluster(self) -> None:
+        self._known[self._meetings].bring()
+        if self._missing == 1:
+            self._known.append(self._known[0].alike())
+        super().arrive_cluster()
+
+    def wait_cluster(self) -> None:
+        number = self._turns.current
+        super().wait_cluster()
+        self._known[self._passed[number] - 1].take()
 
 
 class _Current:
@@ -162,12 +249,8 @@ def _ptx(block: _Member) -> SimpleNamespace:
     made.shared_u64 = lambda address: block.load(address, np.uint64)
     made.put_shared_u64 = lambda address, value: block.store(address, [value], np.uint64)
 
-    def fetch_add_shared(address: Any, value: Any) -> Any:
-        before = block.load(address, np.uint32)
-        block.store(address, [before + value], np.uint32)
-        return before
-
-    made.fetch_add_shared_u32 = fetch_add_shared
+    made.fetch_add_shared_u32 = block.add
+    made.add_shared_u32 = block.add
     made.larger_f32 = lambda a, b: np.fmax(np.float32(a), np.float32(b))
     made.smaller_f32 = lambda a, b: np.fmin(np.float32(a), np.float32(b))
     made.put_shared_f32x4 = lambda address, *values: block.store(address, values, np.float32)
@@ -200,19 +283,43 @@ def _patched(
         yield
 
 
+def _cluster(
+    octets: Octets, kernel: Kernel, first: tuple[int, int], grid: Any
+) -> tuple[Turns, Sequence[_Member], _Together]:
+    turns = Turns(kernel.threads * kernel.cluster_blocks, f"{kernel.name} {first}")
+    members = [_Member(octets, kernel, i, grid, turns) for i in _indices(kernel, first)]
+    return turns, members, _Together(members, turns)
+
+
+def _watched_cluster(
+    octets: Octets, kernel: Kernel, first: tuple[int, int], grid: Any
+) -> tuple[Turns, Sequence[_Member], _Together]:
+    turns = WatchedTurns(kernel.threads * kernel.cluster_blocks, f"{kernel.name} {first}")
+    members = [_WatchedMember(octets, kernel, i, grid, turns) for i in _indices(kernel, first)]
+    return turns, members, _WatchedTogether(members, turns)
+
+
+def _indices(kernel: Kernel, first: tuple[int, int]) -> list[tuple[int, int]]:
+    """Indices of a cluster's blocks."""
+    return [(first[0] + i, first[1]) for i in range(kernel.cluster_blocks)]
+
+
 def launch(
     octets: Octets,
     kernel: Kernel,
     grid: tuple[int, int, int],
     args: Sequence[int],
+    is_watched: bool = False,
 ) -> None:
-    """Run the clusters of a kernel over one global memory, one after another."""
-    blocks = kernel.cluster_blocks
+    """Run the clusters of a kernel over one global memory, one after another.
+
+    Raises:
+        RaceError: it is watched, and nothing orders two accesses to shared memory.
+    """
+    make_cluster = _watched_cluster if is_watched else _cluster
     for y in range(grid[1]):
-        for x in range(0, grid[0], blocks):
-            turns = Turns(kernel.threads * blocks, f"{kernel.name} {x} {y}")
-            members = [_Member(octets, kernel, (x + i, y), grid[:2], turns) for i in range(blocks)]
-            together = _Together(members, turns)
+        for x in range(0, grid[0], kernel.cluster_blocks):
+            turns, members, together = make_cluster(octets, kernel, (x, y), grid[:2])
 
             def body(thread: int, together: _Together = together) -> None:
                 with np.errstate(all="ignore"):

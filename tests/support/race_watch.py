@@ -7,6 +7,7 @@ when it is asked for until it is waited for. Lanes of a warp are one here, and w
 not looked at; neither are barriers in shared memory, which these kernels do not have.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -42,11 +43,24 @@ class _WatchedMeeting(Meeting):
         self._known: list[npt.NDArray[np.int64]] = []
 
     def wait(self) -> None:
+        number, known = self._bring()
+        super().wait()
+        self._learn(number, known)
+
+    def gather(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        number, known = self._bring()
+        made = super().gather(value, make)
+        self._learn(number, known)
+        return made
+
+    def _bring(self) -> tuple[int, list[npt.NDArray[np.int64]]]:
         number, known = self._watched.current, self._known
         known.append(self._watched.seen[number].copy())
         if len(known) == self._expected:
             self._known = []
-        super().wait()
+        return number, known
+
+    def _learn(self, number: int, known: list[npt.NDArray[np.int64]]) -> None:
         self._watched.seen[number] = np.max(known, axis=0)
         self._watched.seen[number, number] += 1
 

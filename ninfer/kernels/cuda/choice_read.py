@@ -199,7 +199,8 @@ def make_read(room: Room) -> Device:
     @device_function
     def read(line: Line, mine: Slice, is_wide: Any) -> Any:
         has_penalty = line.once != float32(0.0) or line.each != float32(0.0)
-        best, best_at = float32(-math.inf), uint32(0)
+        # A thread without any value reads a place of its own: others are still written.
+        best, best_at = float32(-math.inf), uint32(4) * uint32(cuda.threadIdx.x)
         permitted = cuda.local.array(together, uint32)
         counts = cuda.local.array(num_counts, uint32)
         for turn in range(0, (mine.turns + 3) // 4, together):
