@@ -35,6 +35,7 @@ from ninfer.kernels.cuda.attention_scout import (
     OLD,
     RING_BYTES,
     SLOT,
+    SPLIT_BIT,
     count_at,
     description,
     flags_of,
@@ -168,8 +169,7 @@ def make_int8_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
             while has_work:
                 _wait_copies(asked - int32(1) - page)
                 cuda.syncthreads()
-                at = description(ring, page)
-                _, count, flags, line = ptx.shared_u32x4(at)
+                _, count, flags, line = ptx.shared_u32x4(description(ring, page))
                 flags = uniform(flags)
                 has_work = flags != 0
                 # Ask for what comes after, as far as there are stages.
@@ -197,7 +197,7 @@ def make_int8_split(  # noqa: C901, PLR0915 - one loop, whose state is a lane's 
                     page = int32(page + 1)
                     if flags & uint32(LAST) != 0:
                         place = uint64(line) * uint64(max_splits)
-                        place += uint64(ptx.shared_u32(at + uint32(16)))
+                        place += uint64(flags >> uint32(SPLIT_BIT))
                         rows = int32(flags & uint32(HEADS))
                         if warp < busy_warps:
                             store_outputs(partial, place, rows, max_splits, o, warp, lane)

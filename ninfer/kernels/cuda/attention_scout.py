@@ -23,7 +23,7 @@ from ninfer.kernels.cuda.attention_splits import ROWS, column_items, next_item, 
 PAGES: Final = 4
 """Descriptions in the ring, more than a block has stages."""
 
-_BYTES: Final = 32  # of a description
+_BYTES: Final = 16  # of a description
 RING_BYTES: Final = PAGES * _BYTES + 16
 """Shared memory of the ring, and of how many pages are asked for first."""
 
@@ -42,6 +42,9 @@ OLD: Final = 128
 HEADS: Final = 15
 """Bits of the number of query heads; without any there is no page."""
 
+SPLIT_BIT: Final = 8
+"""Lowest bit of the split's number, above all flags."""
+
 
 @device_function
 def uniform(value: Any) -> Any:
@@ -57,7 +60,7 @@ def of_first_lane(value: Any) -> Any:
 
 @device_function
 def description(ring: Any, page: Any) -> Any:
-    """Address of a page's description: plane row over 64, positions, flags, query row, split."""
+    """Address of a page's description: plane row over 64, positions, flags and split, query row."""
     return uint32(ring) + (uint32(page) & uint32(PAGES - 1)) * uint32(_BYTES)
 
 
@@ -177,7 +180,7 @@ def make_scout(  # noqa: C901, PLR0915 - one loop, whose state is registers
                     ids = ptx.load_u32(pages + uint64(uint32(mine)) * uint64(4))
                 row = int32(cuda.shfl_sync(0xFFFFFFFF, int32(ids), tile & int32(31)))
                 row = int32(row * int32(num_kv_heads) + kv_head)
-                flags = int32(rows | slot)
+                flags = int32(rows | slot | (split << int32(SPLIT_BIT)))
                 if tile == 0:
                     flags = int32(flags | int32(FIRST))
                 if tile == tiles - 1:
@@ -188,7 +191,6 @@ def make_scout(  # noqa: C901, PLR0915 - one loop, whose state is registers
             count = int32(length - tile * int32(TILE))
             to = description(ring, page)
             ptx.put_shared_u32x4(to, uint32(row), uint32(count), uint32(flags), uint32(line))
-            ptx.put_shared_u32(to + uint32(16), uint32(split))
             tile = int32(tile + 1)
             page = int32(page + 1)
             if is_early and page == stages:
