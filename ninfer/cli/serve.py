@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
             ServePlan(
                 settings=settings,
                 config=config,
-                load=lambda progress: _loaded(options, config, console, progress),
+                load=partial(_loaded, options, config, console),
                 arguments=sys.argv[1:],
                 announce=_logger.info,
             )
@@ -129,23 +130,29 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
 
 
 def _loaded(
-    options: argparse.Namespace, config: EngineConfig, console: Console, progress: Progress
+    options: argparse.Namespace,
+    config: EngineConfig,
+    console: Console,
+    progress: Progress,
+    compiling: Progress,
 ) -> Engine:
-    def report(done: int, total: int) -> None:
-        progress(done, total)
-        console.progress("loading", done, total)
-
     template = options.chat_template
     with collection_paused():
         return Engine(
             options.model,
             config=config,
             chat_template=None if template is None else read_text(template),
-            progress=report,
-            compiling=lambda done, total: console.progress(
-                "compiling", done, total, unit="kernels"
-            ),
+            progress=_both(progress, console.loading),
+            compiling=_both(compiling, console.compiling),
         )
+
+
+def _both(first: Progress, second: Progress) -> Progress:
+    def report(done: int, total: int) -> None:
+        first(done, total)
+        second(done, total)
+
+    return report
 
 
 def _keys(options: argparse.Namespace, console: Console) -> tuple[bytes, ...]:

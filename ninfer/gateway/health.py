@@ -40,7 +40,7 @@ def ready(gateway: Gateway) -> Health:
     body: dict[str, Any] = {"status": "unready", "reason": reason}
     if reason == ServerState.STARTING.value:
         loading = gateway.life.loading
-        body |= {"phase": loading.phase, "progress": round(loading.progress, 3)}
+        body |= {"phase": loading.phase.value, "progress": round(loading.progress, 3)}
     return 503, body
 
 

@@ -52,14 +52,14 @@ class ServePlan:
     """What to serve and how to say so.
 
     Attributes:
-        load: builds the engine; told a progress callback.
+        load: builds the engine; told what an `Engine` calls ``progress`` and ``compiling``.
         arguments: command line for the log.
         announce: told one line for the operator at each step.
     """
 
     settings: GatewaySettings
     config: EngineConfig
-    load: Callable[[Progress], Engine]
+    load: Callable[[Progress, Progress], Engine]
     arguments: Sequence[str] = ()
     announce: Callable[[str], None] = _logger.info
 
@@ -125,8 +125,9 @@ def _load(plan: ServePlan, stack: ExitStack) -> _Server:
     stack.enter_context(server)
     plan.announce(f"listening on {address_url(plan.settings.host, server.port)}")
     try:
-        engine = stack.enter_context(plan.load(gateway.life.note_loading))
-        gateway.life.note_phase("grammars")
+        life = gateway.life
+        engine = stack.enter_context(plan.load(life.note_weights, life.note_kernels))
+        life.note_grammars()
         engine.frontend.warm_up_grammars()
     except StoppedWhileLoading:
         gateway.life.move(ServerMove.DRAIN)

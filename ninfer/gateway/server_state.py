@@ -47,11 +47,19 @@ _NEXT: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LoadingPhase:
-    """How far start-up is; ``progress`` is 0..1."""
+class LoadingPhase(enum.Enum):
+    """What a server that loads is at, in order; the value is its spelling in health replies."""
 
-    phase: str = "weights"
+    WEIGHTS = "weights"  # read, and brought to the device
+    KERNELS = "kernels"  # compiled if they never were, loaded, run once
+    GRAMMARS = "grammars"  # the vocabulary is prepared for structured output
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far start-up is; ``progress`` is 0..1 of its phase."""
+
+    phase: LoadingPhase = LoadingPhase.WEIGHTS
     progress: float = 0.0
 
 
@@ -69,7 +77,7 @@ class ServerLife:
         self._state = ServerState.STARTING
         self._engine: Engine | None = None
         self.started = clock()
-        self.loading = LoadingPhase()
+        self.loading = Loading()
 
     @property
     def state(self) -> ServerState:
@@ -92,13 +100,20 @@ class ServerLife:
         """Clock reading in seconds."""
         return self._clock()
 
-    def note_loading(self, done: int, total: int) -> None:
-        """Report bytes loaded; the form an `Engine` wants for its ``progress``."""
-        self.loading = LoadingPhase("weights", done / total if total else 0.0)
+    def note_weights(self, done: int, total: int) -> None:
+        """Report bytes loaded, an engine's ``progress``; behind the last one come kernels."""
+        if 0 < total <= done:
+            self.loading = Loading(LoadingPhase.KERNELS)
+        else:
+            self.loading = Loading(LoadingPhase.WEIGHTS, _fraction(done, total))
 
-    def note_phase(self, name: str) -> None:
-        """Report that the weights are loaded and something else is begun."""
-        self.loading = LoadingPhase(name)
+    def note_kernels(self, done: int, total: int) -> None:
+        """Report kernels compiled, an engine's ``compiling``."""
+        self.loading = Loading(LoadingPhase.KERNELS, _fraction(done, total))
+
+    def note_grammars(self) -> None:
+        """Report that the engine is there, and grammars are begun."""
+        self.loading = Loading(LoadingPhase.GRAMMARS)
 
     def note_loaded(self, engine: Engine) -> None:
         """Start serving an engine."""
@@ -148,3 +163,7 @@ class ServerLife:
         with self._lock:
             if self._state in (ServerState.READY, ServerState.DRAINING):
                 self._state = _NEXT[(self._state, ServerMove.FAIL)]
+
+
+def _fraction(done: int, total: int) -> float:
+    return done / total if total else 0.0

@@ -5,10 +5,12 @@ import io
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ninfer.cli import main as cli
+from ninfer.cli import serve as serve_command
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
 from ninfer.cli.operator_log import operator_log
@@ -16,6 +18,7 @@ from ninfer.cli.options import apply_environment, engine_config
 from ninfer.cli.serve import gateway_settings
 from ninfer.errors import ConfigurationError
 from ninfer.gateway.gateway_settings import GatewaySettings
+from ninfer.gateway.server import ServePlan
 from tests.cli.command_line import run
 
 
@@ -196,3 +199,28 @@ def test_operator_lines_are_one_line_each_and_escaped() -> None:
     line = written.getvalue()
     assert line.count("\n") == 1
     assert line.endswith(" WARNING a b\\nforged\\x1b[0m\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("progress", "loading: 3 B of 4 B (75%)"), ("compiling", "compiling: 3 of 4 kernels (75%)")],
+)
+def test_how_far_a_start_is_goes_to_the_server_and_to_the_terminal(
+    name: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = parsed()
+    clock, written = iter(range(0, 1000, 60)), io.StringIO()
+    console = Console(options, stream=written, clock=lambda: float(next(clock)))
+    plans, told = list[ServePlan](), list[tuple[int, int]]()
+
+    def load(model: str, **given: Any) -> None:
+        given[name](2, 4)
+        given[name](3, 4)
+
+    monkeypatch.setattr(serve_command, "serve", plans.append)
+    monkeypatch.setattr(serve_command, "Engine", load)
+    serve_command.run(options, console)
+    plans[0].load(*[lambda *numbers: told.append(numbers)] * 2)
+
+    assert told == [(2, 4), (3, 4)]
+    assert written.getvalue().startswith(line)

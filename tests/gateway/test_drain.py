@@ -1,69 +1,21 @@
 """Acceptance point 7: signals end a server in order; so do failures, each with its exit."""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ninfer.config import EngineConfig
-from ninfer.frontend.grammar_compiler import GrammarCompiler
-from ninfer.gateway import server as server_module
-from ninfer.gateway.gateway_settings import GatewaySettings
-from ninfer.gateway.server import ServeEnd, ServePlan, serve
-from ninfer.runtime import Engine, Progress
-from tests.support.gateway_clients import PATIENCE_S, read_until, send_chat, wait_until
+from ninfer.gateway.server import ServeEnd
+from tests.support.gateway_clients import read_until, send_chat, wait_until
 from tests.support.gateway_server import RemoteServer
 from tests.support.scripted_books import Faults
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.server_drill import Drill, slow, terminate
 from tests.support.tiny_model import artifact_path
-
-CONFIG = EngineConfig(device="host", max_concurrency=1, max_pending=4)
-
-
-def slow(call: str) -> None:
-    if call == "decode":
-        time.sleep(0.003)
-
-
-class Drill:
-    """A server in the main thread, and a client beside it that ends it by signals."""
-
-    def __init__(self, load: Callable[[Progress], Engine] | None = None, **settings: Any) -> None:
-        self.lines: list[str] = []
-        self.load = load or (lambda progress: ScriptedEngine(max_concurrency=1, pace=slow))
-        self.settings = GatewaySettings(port=0, **settings)
-        self.failure: BaseException | None = None
-
-    def run(self, client: Callable[[RemoteServer], None]) -> ServeEnd:
-        def visit() -> None:
-            try:
-                wait_until(lambda: bool(self.lines))
-                client(RemoteServer(int(self.lines[0].rpartition(":")[2])))
-            except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-                self.failure = error
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        thread = threading.Thread(target=visit)
-        thread.start()
-        end = serve(ServePlan(self.settings, CONFIG, self.load, announce=self.lines.append))
-        thread.join(PATIENCE_S)
-        if self.failure is not None:
-            raise self.failure
-        return end
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: any(line.startswith("ready") for line in self.lines))
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -152,136 +104,9 @@ def test_second_signal_or_the_grace_ends_active_requests_with_an_error(
     assert seen["active"].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_everything_but_health_waits_for_the_model() -> None:
-    may_load = threading.Event()
-
-    def load(progress: Progress) -> Engine:
-        progress(42, 100)
-        may_load.wait(PATIENCE_S)
-        return ScriptedEngine(max_concurrency=1)
-
-    drill = Drill(load)
-    seen: dict[str, Any] = {}
-
-    def client(server: RemoteServer) -> None:
-        wait_until(lambda: server.get("/health/ready").json.get("progress") == 0.42)
-        seen["ready"] = server.get("/health/ready")
-        seen["short"] = server.get("/health")
-        seen["live"] = server.get("/health/live").status
-        seen["refused"] = [server.get("/v1/models"), server.chat()]
-        may_load.set()
-        drill.wait_ready()
-        seen["chat"] = server.chat().status
-        terminate()
-
-    end = drill.run(client)
-
-    assert end is ServeEnd.DRAINED
-    assert seen["ready"].json == {
-        "status": "unready",
-        "reason": "loading",
-        "phase": "weights",
-        "progress": 0.42,
-    }
-    assert (seen["short"].status, seen["short"].json) == (503, {"status": "unavailable"})
-    assert seen["live"] == 200
-    assert [(r.status, r.code, r.headers["retry-after"]) for r in seen["refused"]] == [
-        (503, "model_loading", "2")
-    ] * 2
-    assert seen["chat"] == 200
-
-
-def test_vocabulary_is_read_before_the_first_structured_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    may_read = threading.Event()
-    read = GrammarCompiler._read_tokens
-    num_readings = 0
-
-    def slow_read(compiler: GrammarCompiler, library: Any) -> Any:
-        nonlocal num_readings
-        num_readings += 1
-        may_read.wait(PATIENCE_S)
-        return read(compiler, library)
-
-    def load(progress: Progress) -> Engine:
-        engine = ScriptedEngine(script=lambda prompt: "{}", max_concurrency=1)
-        frontend = engine.frontend
-        fresh = GrammarCompiler(frontend.tokenizer, frontend.stop_ids)
-        monkeypatch.setattr(frontend, "_grammars", fresh)
-        return engine
-
-    monkeypatch.setattr(GrammarCompiler, "_read_tokens", slow_read)
-    drill = Drill(load)
-    seen: dict[str, Any] = {}
-
-    def client(server: RemoteServer) -> None:
-        wait_until(lambda: server.get("/health/ready").json.get("phase") == "grammars")
-        may_read.set()
-        drill.wait_ready()
-        seen["chat"] = server.chat(response_format={"type": "json_object"}, enable_thinking=False)
-        terminate()
-
-    drill.run(client)
-
-    assert seen["chat"].json["choices"][0]["message"]["content"] == "{}"
-    assert num_readings == 1
-
-
-def test_signal_while_loading_ends_the_server() -> None:
-    def load(progress: Progress) -> Engine:
-        time.sleep(PATIENCE_S)
-        return ScriptedEngine()
-
-    drill = Drill(load)
-
-    def client(server: RemoteServer) -> None:
-        wait_until(lambda: server.get("/health/live").status == 200)
-        terminate()
-
-    assert drill.run(client) is ServeEnd.DRAINED
-
-
-def test_signal_before_the_server_listens_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(server_module, "create_app", lambda gateway, metrics: terminate())
-
-    end = serve(
-        ServePlan(GatewaySettings(port=0), CONFIG, lambda _: ScriptedEngine(), (), lines.append)
-    )
-
-    assert (end, lines) == (ServeEnd.DRAINED, ["stopped while loading"])
-
-
-def test_signal_whose_exception_was_replaced_while_loading_ends_the_server() -> None:
-    lines: list[str] = []
-
-    def load(progress: Progress) -> Engine:
-        try:
-            terminate()
-            time.sleep(PATIENCE_S)
-        except BaseException:  # noqa: BLE001 - as extension modules do
-            raise ImportError("no good reason") from None
-        return ScriptedEngine()
-
-    end = serve(ServePlan(GatewaySettings(port=0), CONFIG, load, (), lines.append))
-
-    assert (end, lines[1:]) == (ServeEnd.DRAINED, ["stopped while loading"])
-
-
-def test_failure_while_loading_is_no_stop() -> None:
-    def load(progress: Progress) -> Engine:
-        raise ImportError("a good reason")
-
-    with pytest.raises(ImportError, match="a good reason"):
-        serve(ServePlan(GatewaySettings(port=0), CONFIG, load))
-
-
 def test_failed_engine_ends_the_server_after_its_replies() -> None:
     drill = Drill(
-        lambda progress: ScriptedEngine(
-            max_concurrency=1, faults=Faults(at={"decode": 3}), pace=slow
-        ),
+        lambda *_: ScriptedEngine(max_concurrency=1, faults=Faults(at={"decode": 3}), pace=slow),
         exits_on_failure=True,
     )
     seen: dict[str, Any] = {}
@@ -297,9 +122,7 @@ def test_failed_engine_ends_the_server_after_its_replies() -> None:
 
 
 def test_failed_engine_without_exit_says_so_to_everybody() -> None:
-    drill = Drill(
-        lambda progress: ScriptedEngine(max_concurrency=1, faults=Faults(at={"decode": 3}))
-    )
+    drill = Drill(lambda *_: ScriptedEngine(max_concurrency=1, faults=Faults(at={"decode": 3})))
     seen: dict[str, Any] = {}
 
     def client(server: RemoteServer) -> None:
@@ -318,21 +141,6 @@ def test_failed_engine_without_exit_says_so_to_everybody() -> None:
     assert "retry-after" not in seen["later"].headers
     assert seen["live"] == 503
     assert seen["ready"] == {"status": "unready", "reason": "failed"}
-
-
-def test_port_clash_shows_before_anything_is_loaded() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = GatewaySettings(port=taken.getsockname()[1])
-        loads: list[Progress] = []
-
-        def load(progress: Progress) -> Engine:
-            loads.append(progress)
-            return ScriptedEngine()
-
-        with pytest.raises(OSError, match="in use"):
-            serve(ServePlan(settings, CONFIG, load))
-
-    assert loads == []
 
 
 def test_debug_server_answers_and_drains_too() -> None:

@@ -197,7 +197,7 @@ def test_request_log_agrees_with_the_replies(tmp_path: Path) -> None:
         ServePlan(
             GatewaySettings(port=0, request_log=str(path), stats_interval_s=0.05),
             EngineConfig(device="host", max_concurrency=2),
-            lambda progress: ScriptedEngine(script, pace=pace),
+            lambda *_: ScriptedEngine(script, pace=pace),
             arguments=["serve", "--api-key", "hush", "m.ninfer"],
             announce=lines.append,
         )
