@@ -256,6 +256,10 @@ class CudaDevice:
         for kernel in kernels:
             self.function(kernel)
 
+    def is_at_hand(self, kernel: Kernel) -> bool:
+        """Whether what is asked about a kernel is answered without compiling it."""
+        return kernel in self._functions or self._cache.holds(kernel, self.target)
+
     def num_clusters(self, kernel: Kernel) -> int:
         """Clusters of so many blocks that run at once, where a block fills a multiprocessor.
 

@@ -7,7 +7,7 @@ their handles.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self
 
 from ninfer.cuda import driver
@@ -77,6 +77,7 @@ class CudaStream:
         self._state = StreamState.RUNNING
         self._fault: NinferError | None = None
         self._rehearsed: dict[Kernel, None] | None = None
+        self._is_guessing = False
 
     @property
     def state(self) -> StreamState:
@@ -104,8 +105,15 @@ class CudaStream:
         return self._owner.num_multiprocessors
 
     def num_clusters(self, kernel: Kernel) -> int:
-        """Clusters of a kernel that run at once where a block fills a multiprocessor."""
-        return self._owner.num_clusters(kernel)
+        """Clusters of a kernel that run at once where a block fills a multiprocessor.
+
+        The driver knows when it has the kernel. A rehearsal guesses until that is compiled.
+        """
+        if self._rehearsed is None or self._owner.is_at_hand(kernel):
+            return self._owner.num_clusters(kernel)
+        self._rehearsed[kernel] = None
+        self._is_guessing = True
+        return self._owner.num_multiprocessors // kernel.cluster_blocks
 
     @property
     def shared_bytes(self) -> int:
@@ -227,13 +235,11 @@ class CudaStream:
         """
         self._report()
         self._expect_not_capturing("a rehearsal")
-        self._rehearsed = {}
-        try:
-            sequence()
-            kernels = self._rehearsed
-        finally:
-            self._rehearsed = None
-        self._owner.make_ready(kernels, ahead)
+        self._is_guessing = False
+        self._owner.make_ready(self._noted(sequence), ahead)
+        if self._is_guessing:
+            # What was asked about is there now: what is launched may be other kernels.
+            self._owner.make_ready(self._noted(sequence), ahead)
 
     def begin_capture(self) -> None:
         """Record instead of running from here on.
@@ -309,6 +315,15 @@ class CudaStream:
             self._enqueue(
                 lambda: call(self._handle, destination.address, source.address, source.nbytes)
             )
+
+    def _noted(self, sequence: Callable[[], None]) -> Collection[Kernel]:
+        """Kernels that a sequence launches, none of which is."""
+        self._rehearsed = {}
+        try:
+            sequence()
+            return self._rehearsed
+        finally:
+            self._rehearsed = None
 
     def _enqueue(self, call: Callable[[], None]) -> None:
         """Make a driver call, unless the stream is faulted; keep its failure."""

@@ -35,6 +35,9 @@ class StreamOwner(Protocol):
     def num_multiprocessors(self) -> int:
         """Blocks that run at once where one fills a multiprocessor."""
 
+    def is_at_hand(self, kernel: Kernel) -> bool:
+        """Whether what is asked about a kernel is answered without compiling it."""
+
     def num_clusters(self, kernel: Kernel) -> int:
         """Clusters of a kernel that run at once where a block fills a multiprocessor."""
 

@@ -62,6 +62,8 @@ class Owner:
         self.has_clusters = True
         self.num_multiprocessors = 4
         self.shared_bytes = 48 << 10
+        self.at_hand: set[str] = set()
+        self.made_ready: list[tuple[list[str], Any]] = []
 
     def bind(self) -> None:
         """Nothing to bind."""
@@ -72,11 +74,17 @@ class Owner:
     def function(self, kernel: Kernel) -> str:
         return kernel.name
 
+    def is_at_hand(self, kernel: Kernel) -> bool:
+        return kernel.name in self.at_hand
+
     def num_clusters(self, kernel: Kernel) -> int:
-        return self.num_multiprocessors // kernel.cluster_blocks
+        assert kernel.name in self.at_hand, "that would have compiled it"
+        return self.num_multiprocessors // kernel.cluster_blocks - 1
 
     def make_ready(self, kernels: Any, ahead: Any) -> None:
-        self.made_ready = ([kernel.name for kernel in kernels], ahead)
+        names = [kernel.name for kernel in kernels]
+        self.made_ready.append((names, ahead))
+        self.at_hand.update(names)
 
 
 @pytest.fixture
@@ -119,11 +127,46 @@ def test_a_rehearsal_makes_kernels_ready_and_reaches_no_driver(fake: FakeDriver)
 
     made.rehearse(sequence, ahead := lambda names, target: None)
 
-    assert owner.made_ready == (["probe", "other"], ahead)
+    assert owner.made_ready == [(["probe", "other"], ahead)]
     assert fake.calls == ["create_stream"]
     assert not made.is_rehearsing
     made.launch(KERNEL, (1, 1, 1), (1, 2.0))
     assert fake.calls[1:] == ["launch"]
+
+
+def rehearse_by_clusters(owner: Owner) -> list[str]:
+    """Rehearse what launches another kernel for each number of clusters; returns those."""
+    made = CudaStream(owner, SCRATCH)
+    clustered = replace(KERNEL, name="clustered", cluster_blocks=2)
+    found = list[str]()
+
+    def sequence() -> None:
+        made.launch(KERNEL, (1, 1, 1), (1, 2.0))
+        found.append(f"for {made.num_clusters(clustered)}")
+        made.launch(replace(KERNEL, name=found[-1]), (1, 1, 1), (1, 2.0))
+
+    made.rehearse(sequence)
+    return found
+
+
+def test_a_rehearsal_asks_for_clusters_when_all_is_compiled(fake: FakeDriver) -> None:
+    owner = Owner()
+
+    found = rehearse_by_clusters(owner)
+
+    assert found == ["for 2", "for 1"]  # as many as would fit, then as many as there are
+    assert [names for names, _ in owner.made_ready] == [
+        ["probe", "clustered", "for 2"],
+        ["probe", "for 1"],
+    ]
+
+
+def test_a_rehearsal_that_need_not_guess_is_not_repeated(fake: FakeDriver) -> None:
+    owner = Owner()
+    owner.at_hand.add("clustered")
+
+    assert rehearse_by_clusters(owner) == ["for 1"]
+    assert [names for names, _ in owner.made_ready] == [["probe", "for 1"]]
 
 
 def test_a_rehearsal_that_fails_leaves_a_stream_that_works(fake: FakeDriver) -> None:
