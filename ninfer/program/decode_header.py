@@ -93,7 +93,7 @@ class DecodeHeader:
         self._settings: list[SamplingParams] | None = None
 
     def fill(self, rows: Sequence[DecodeRow], *, is_over_other: bool) -> None:
-        """Write what B rows bring; ``is_over_other`` when the twin was another unit's since."""
+        """Write what B rows bring; ``is_over_other`` when it was another round's since."""
         positions = [row.position for row in rows]
         self._tokens[:] = [row.token for row in rows]
         self._positions[:] = positions

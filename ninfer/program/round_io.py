@@ -1,15 +1,15 @@
 """The device block that carries everything which varies from unit to unit.
 
-    device  | header: tokens, positions, slots, sampler settings ... | block tables | masks |
-    pinned  | the same bytes, twice (`round_staging`)                | the same     | same  |
+    device  | header of a chunk | block tables | header of a round | masks |
+    pinned  | the same bytes, twice (`round_staging`)                       |
 
 A unit writes its header into a pinned twin, uploads once, runs, and reads the chosen tokens back
-once. Block tables follow the header so that a unit that mapped new pages uploads both with the same
-single copy. Masks allow everything from start-up on; a round with a constrained row uploads its
-rows' masks by a copy of their own, and so does the first round that frees such a row. Header
-layouts are those of a decode round of exactly B rows and of a prefill chunk of T columns; they lie
-over one another, because units exclude one another. Addresses depend on B alone, so a graph may
-keep them.
+once. The single copy is a range of the block: both headers lie beside the block tables, which a
+unit that mapped new pages takes along, and a round's lies beside the masks as well. Masks allow
+everything from start-up on; a round with a constrained row takes its rows' masks along, and so does
+the first round that frees such a row. A chunk of T columns has its header end where the tables
+begin, a round of B rows has its begin where they end. Addresses of a round depend on B alone, so a
+graph may keep them.
 
 What the values mean is known to whoever fills them in.
 """
@@ -29,6 +29,8 @@ from ninfer.ops.sampling import SamplerRows, mask_words
 from ninfer.program.decode_header import DecodeHeader, DecodeInputs, DecodeRow
 from ninfer.program.round_staging import NUM_TWINS, ChosenTokens, RoundStaging
 from ninfer.tensor import DType, Tensor
+
+_NOWHERE: Final = Tensor(0, DType.U8, (0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +105,17 @@ class RoundIo:
         self._shape: Final = shape
         self._device: Final = arena.take((_block_bytes(shape),), DType.U8)
         self._staging: Final = RoundStaging(pinned, self._device, shape.max_rows)
-        carver = _Carver(self._device, _header_bytes(shape))
+        self._tables_at: Final = _chunk_bytes(shape.max_columns)
+        carver = _Carver(self._device, self._tables_at)
         self.block_table: Final = carver.take(DType.I32, shape.table_rows, shape.table_width)
-        self._tables_end: Final = carver.cursor
+        self._round_at: Final = carver.cursor
+        carver.cursor += _round_bytes(shape.max_rows)
         self._mask: Final = carver.take(DType.U32, shape.max_rows, shape.mask_words)
         self.sampled: Final = arena.take((shape.max_rows,), DType.I32)
         self.logits: Final = arena.take((shape.max_rows, shape.vocab_rows), DType.F32)
         self._row_pinned: Final = pinned.take((1, shape.vocab_rows), DType.F32)
         self._decode: Final = tuple(
-            _decode_inputs(_Carver(self._device, 0), rows, self._mask)
+            _decode_inputs(_Carver(self._device, self._round_at), rows, self._mask)
             for rows in range(1, shape.max_rows + 1)
         )
         self._headers: Final = tuple(
@@ -148,7 +152,8 @@ class RoundIo:
         """
         if not 1 <= num_columns <= self._shape.max_columns:
             raise ShapeError(f"{num_columns} columns; allowed is 1..{self._shape.max_columns}")
-        return _prefill_inputs(_Carver(self._device, 0), num_columns)
+        begin = self._tables_at - _chunk_bytes(num_columns)
+        return _prefill_inputs(_Carver(self._device, begin), num_columns)
 
     def start(self, stream: Stream) -> None:
         """Upload the whole block once, allowing every token in every mask."""
@@ -163,7 +168,7 @@ class RoundIo:
     def upload_decode(
         self, stream: Stream, rows: Sequence[DecodeRow], sources: Sequence[int] = ()
     ) -> DecodeInputs:
-        """Fill in the header of a round and enqueue its upload, and that of masks if there are any.
+        """Fill in the header of a round, and masks if there are any, and enqueue the upload.
 
         Args:
             stream: where the round will run.
@@ -175,12 +180,15 @@ class RoundIo:
             ShapeError: a mask is not made of words, or has too many.
         """
         turn = self._staging.next_unit()
-        self._upload_masks(stream, rows)
         inputs, header = self.decode_inputs(len(rows)), self._headers[turn][len(rows) - 1]
         header.fill(rows, is_over_other=self._newest[turn] is not header)
         self._newest[turn] = header
-        self._upload(stream, last=inputs.sampler.positions)
-        tokens = inputs.columns.tokens
+        tokens, masks = inputs.columns.tokens, self._stage_masks(rows)
+        self._upload(
+            stream,
+            first=self.block_table if self._has_new_tables else tokens,
+            last=inputs.sampler.positions if masks is None else masks,
+        )
         if tuple(sources) == tuple(range(len(rows))):
             stream.copy(tokens, self.sampled.rows(0, len(rows)))
         else:
@@ -192,7 +200,7 @@ class RoundIo:
         """Fill in the header of a chunk and enqueue its single upload."""
         count = len(chunk.tokens)
         inputs = self.prefill_inputs(count)
-        self._newest[self._staging.next_unit()] = None
+        self._staging.next_unit()
         columns = inputs.columns
         first = chunk.first_position
         self._put(columns.tokens, chunk.tokens)
@@ -207,7 +215,11 @@ class RoundIo:
         if chunk.num_counted:
             counted = inputs.count_flags.rows(count - chunk.num_counted, chunk.num_counted)
             self._put(counted, 1)
-        self._upload(stream, last=inputs.count_flags)
+        self._upload(
+            stream,
+            first=columns.tokens,
+            last=self.block_table if self._has_new_tables else inputs.count_flags,
+        )
         return inputs
 
     def download_sampled(
@@ -225,30 +237,29 @@ class RoundIo:
             logits[row] = host_array(self._row_pinned)[0]
         return logits
 
-    def _upload(self, stream: Stream, last: Tensor) -> None:
-        """Copy the header up to its ``last`` field, and the block tables when they are newer."""
-        nbytes = last.address + last.nbytes - self._device.address
+    def _upload(self, stream: Stream, first: Tensor, last: Tensor) -> None:
+        """Copy the block from one field to another, with what lies between."""
         if self._has_new_tables:
             self._stage_tables()
-            nbytes = self._tables_end
-        self._staging.upload(stream, self._device.rows(0, nbytes))
+        nbytes = last.address + last.nbytes - first.address
+        self._staging.upload(stream, Tensor(first.address, DType.U8, (nbytes,)))
 
     def _stage_tables(self) -> None:
         self._staging.octets(self.block_table)[:] = self.table_mirror.reshape(-1).view(np.uint8)
         self._has_new_tables = False
 
-    def _upload_masks(self, stream: Stream, rows: Sequence[DecodeRow]) -> None:
-        """Make the masks of the block those of the rows; rows beyond them may keep old ones."""
+    def _stage_masks(self, rows: Sequence[DecodeRow]) -> Tensor | None:
+        """Stage the masks that the block lacks, if any; rows beyond these may keep old ones."""
         last = max((index for index, row in enumerate(rows, 1) if row.mask is not None), default=0)
         num_stale = min(len(rows), max(last, self._num_masked))
         if num_stale == 0:
-            return
+            return None
         masks = self._mask.rows(0, num_stale)
         staged = self._staging.octets(masks).reshape(num_stale, -1)
         for row, words in zip(rows, staged, strict=False):
             _write_mask(row.mask, words)
-        self._staging.upload(stream, masks)
         self._num_masked = last if self._num_masked <= len(rows) else self._num_masked
+        return masks
 
     def _put(self, field: Tensor, values: Sequence[int] | int) -> None:
         """Stage values of this unit, or one value everywhere; a range costs no list."""
@@ -307,17 +318,24 @@ def _columns(carver: _Carver, t: int, num_sequences: int) -> TextColumns:
     )
 
 
-def _header_bytes(shape: RoundShape) -> int:
-    nowhere = Tensor(0, DType.U8, (0,))
-    decode, prefill = _Carver(nowhere, 0), _Carver(nowhere, 0)
-    _decode_inputs(decode, shape.max_rows, Tensor(0, DType.U32, (shape.max_rows, 0)))
-    _prefill_inputs(prefill, shape.max_columns)
-    return max(decode.cursor, prefill.cursor)
+def _chunk_bytes(num_columns: int) -> int:
+    """Header of a chunk."""
+    carver = _Carver(_NOWHERE, 0)
+    _prefill_inputs(carver, num_columns)
+    return carver.cursor
+
+
+def _round_bytes(num_rows: int) -> int:
+    """Header of a round."""
+    carver = _Carver(_NOWHERE, 0)
+    _decode_inputs(carver, num_rows, Tensor(0, DType.U32, (num_rows, 0)))
+    return carver.cursor
 
 
 def _block_bytes(shape: RoundShape) -> int:
     tables = _aligned(4 * shape.table_rows * shape.table_width)
-    return _header_bytes(shape) + tables + _aligned(4 * shape.max_rows * shape.mask_words)
+    masks = _aligned(4 * shape.max_rows * shape.mask_words)
+    return _chunk_bytes(shape.max_columns) + tables + _round_bytes(shape.max_rows) + masks
 
 
 def _write_mask(mask: TokenMask | None, words: npt.NDArray[np.uint8]) -> None:

@@ -149,6 +149,37 @@ def test_new_tables_travel_with_the_next_header_and_only_then(
     assert stream.uploads[1] > stream.uploads[0] == stream.uploads[2]
 
 
+def test_new_tables_travel_with_a_chunk_and_leave_rounds_alone(
+    io: RoundIo, stream: _CountingStream
+) -> None:
+    io.start(stream)
+    inputs = io.upload_decode(stream, [_row(7)])
+    stream.uploads.clear()
+
+    io.table_mirror[1] = [4, 3, 2, 1, 0]
+    io.note_new_tables()
+    io.upload_prefill(stream, PrefillChunk([3], 20, ([1], [4], [7]), 3, 2, 1))
+
+    assert len(stream.uploads) == 1
+    assert _values(io.block_table)[1] == [4, 3, 2, 1, 0]
+    assert _values(inputs.columns.tokens) == [7]
+
+
+def test_a_round_brings_as_much_however_long_chunks_are(stream: _CountingStream) -> None:
+    with HostDevice() as device:
+        for max_columns in (1, 4096):
+            shape = dataclasses.replace(SHAPE, max_columns=max_columns)
+            arena = device.arena("round", RoundIo.device_bytes(shape))
+            made = RoundIo(arena, device.pinned_arena("p", RoundIo.pinned_bytes(shape)), shape)
+            made.note_new_tables()
+            made.upload_decode(stream, [_row(1)])
+            made.upload_decode(stream, [_row(1)])
+            arena.close()
+
+    assert stream.uploads[:2] == stream.uploads[2:]
+    assert stream.uploads[1] < 4096
+
+
 def test_every_token_is_allowed_from_the_start(io: RoundIo, stream: _CountingStream) -> None:
     io.start(stream)
     io.note_new_tables()
@@ -166,10 +197,12 @@ def test_fields_never_overlap_and_lie_inside_the_block(rows: int, columns: int) 
         arena = device.arena("round", RoundIo.device_bytes(SHAPE))
         made = RoundIo(arena, device.pinned_arena("p", RoundIo.pinned_bytes(SHAPE)), SHAPE)
 
-        shared = [made.block_table, made.sampled, made.logits]
-        _assert_disjoint([*shared, *_tensors(made.decode_inputs(rows))])
-        mask = made.decode_inputs(4).mask
-        _assert_disjoint([*shared, mask, *_tensors(made.prefill_inputs(columns))])
+        fields = [made.block_table, made.sampled, made.logits]
+        fields += _tensors(made.decode_inputs(rows)) + _tensors(made.prefill_inputs(columns))
+        _assert_disjoint(fields)
+        first = arena.take((0,), DType.U8).address - arena.used_bytes
+        assert all(first <= field.address for field in fields)
+        assert all(field.address + field.nbytes <= first + arena.nbytes for field in fields)
         arena.close()
 
 
