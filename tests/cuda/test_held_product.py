@@ -9,15 +9,6 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    group_products,
-    held_product,
-    held_walk,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-)
 from ninfer.kernels.cuda.held_product import HELD, make_held
 from ninfer.kernels.cuda.held_shape import held_bytes
 from ninfer.kernels.cuda.product_output import Output
@@ -29,15 +20,6 @@ from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import ProductMemory, View, bf16_words, bound
 from tests.support.warp_simulator import WarpSimulator
 
-MODULES = (
-    held_product,
-    held_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 EXTENTS = [(1, 640, 1), (8, 2400, 1)]
 """Columns, features and blocks beside those that every kernel is tested with."""
 MOST = max(HELD, key=len)
@@ -63,7 +45,7 @@ def simulate(
     nbytes = held_bytes(formats, memory.k_tiles)
     kernel = dataclasses.replace(kernel, dynamic_shared_bytes=nbytes)
 
-    WarpSimulator(MODULES, octets).launch(kernel, (blocks, 1, 1), args)
+    WarpSimulator(octets).launch(kernel, (blocks, 1, 1), args)
 
     return memory.products(octets)
 

@@ -10,16 +10,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    device_functions,
-    few_walk,
-    group_products,
-    held_walk,
-    pair_product,
-    product_output,
-    weight_pairs,
-    weight_tiles,
-)
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns
 from ninfer.kernels.cuda.pair_product import PAIRED, make_pair
 from ninfer.kernels.cuda.pair_shape import (
@@ -48,16 +38,6 @@ from tests.support.oracles.linear import random_payload, weight_values
 from tests.support.product_memory import View, bf16_words, bound
 from tests.support.warp_simulator import GLOBAL
 
-MODULES = (
-    pair_product,
-    few_walk,
-    held_walk,
-    group_products,
-    weight_tiles,
-    weight_pairs,
-    product_output,
-    device_functions,
-)
 Q5 = TensorFormat.Q5
 
 
@@ -107,7 +87,7 @@ def simulate(
     kernel = make_pair(view.format)
     kernel = replace(kernel, dynamic_shared_bytes=pair_bytes(view.format, args[2]))
 
-    simulator = ClusterSimulator(MODULES, octets)
+    simulator = ClusterSimulator(octets)
     simulator.is_last_ahead = is_last_ahead
     simulator.launch(kernel, (2 * -(-tiles // PAIR_TILES), 1, 1), args)
 

@@ -254,11 +254,15 @@ def _ptx(block: _Member) -> SimpleNamespace:
     made.larger_f32 = lambda a, b: np.fmax(np.float32(a), np.float32(b))
     made.smaller_f32 = lambda a, b: np.fmin(np.float32(a), np.float32(b))
     made.put_shared_f32x4 = lambda address, *values: block.store(address, values, np.float32)
-    made.sum_of_warp = lambda value: np.uint32(sum(int(v) for v in block.of_warp(value)))
+    made.sum_of_warp = lambda value: block.of_warp(value, _sum)
     made.leading_zeros_u64 = lambda value: np.uint32(64 - int(value).bit_length())
     made.nearest_u64 = lambda value: np.uint64(np.rint(np.float64(value)))
     made.ceiling_f64 = np.ceil
     return made
+
+
+def _sum(values: list[Any]) -> Any:
+    return np.uint32(sum(map(int, values)))
 
 
 @contextmanager

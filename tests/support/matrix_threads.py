@@ -10,24 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.word_arithmetic import rounded
+
 
 def matrix_instructions(block: Any) -> dict[str, Callable[..., Any]]:
     """Stand-ins for intrinsics of `ninfer.cuda.ptx`; ``block`` has memory and barriers."""
 
-    def rows(address: Any) -> list[Any]:
-        return [block.octets(at, 16).view(np.uint16).copy() for at in block.of_warp(int(address))]
+    def rows(addresses: list[int]) -> Any:
+        found = np.array([block.octets(at, 16).view(np.uint16) for at in addresses], np.uint32)
+        return found.reshape(4, 8, 8)
+
+    def words(rows: Any) -> Any:
+        """Pairs in rows, by lane and matrix."""
+        return (rows[..., ::2] | rows[..., 1::2] << 16).reshape(4, 32).T
 
     def load_matrices(address: Any) -> tuple[Any, ...]:
-        lane, found = block.turns.current % 32, rows(address)
-        return tuple(found[8 * m + lane // 4].view(np.uint32)[lane % 4] for m in range(4))
+        found = block.of_warp(int(address), lambda at: words(rows(at)))
+        return tuple(found[block.turns.current % 32])
 
     def load_matrices_transposed(address: Any) -> tuple[Any, ...]:
-        lane, found = block.turns.current % 32, rows(address)
-        words = []
-        for m in range(4):
-            low, high = (int(found[8 * m + 2 * (lane % 4) + i][lane // 4]) for i in range(2))
-            words.append(np.uint32(low | high << 16))
-        return tuple(words)
+        found = block.of_warp(int(address), lambda at: words(rows(at).transpose(0, 2, 1)))
+        return tuple(found[block.turns.current % 32])
 
     def store_matrices_transposed(address: Any, *words: Any) -> None:
         held = block.of_warp((int(address), [int(word) for word in words]))
@@ -38,19 +41,26 @@ def matrix_instructions(block: Any) -> dict[str, Callable[..., Any]]:
             word = held[4 * r + column // 2][1][square]
             block.store(address + 2 * r, [word >> 16 * (column % 2) & 0xFFFF], np.uint16)
 
-    def mma_bf16(*operands: Any) -> tuple[Any, ...]:
-        lane = block.turns.current % 32
-        words = np.array(block.of_warp([int(word) for word in operands[:6]]), np.uint32)
+    def products(lanes: list[list[int]]) -> Any:
+        """What each lane adds to its sums."""
+        words = np.array(lanes, np.uint32)
         low = (words << np.uint32(16)).view(np.float32).astype(np.float64)
         high = (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
         pairs = np.stack([low, high], axis=-1).reshape(8, 4, 6, 2)  # row, quarter, word, half
-        r, t = lane // 4, lane % 4
-        results = []
+        made = np.empty((8, 4, 4))
         for i in range(4):
-            own = pairs[r, :, i // 2 : 4 : 2]  # words of a row: components 0..7, then 8..15
-            other = pairs[2 * t + i % 2, :, 4:]
-            results.append(np.float32(float(operands[6 + i]) + float(np.sum(own * other))))
-        return tuple(results)
+            own = pairs[:, :, i // 2 : 4 : 2]  # words of a row: components 0..7, then 8..15
+            other = pairs[i % 2 :: 2, :, 4:]
+            made[..., i] = np.einsum("rqwh,tqwh->rt", own, other)
+        return made.reshape(32, 4)
+
+    def mma_bf16(*operands: Any) -> tuple[Any, ...]:
+        held = [int(word) for word in operands[:6]]
+        found = block.of_warp(held, products)[block.turns.current % 32]
+        return tuple(
+            rounded(float(total) + float(product))
+            for total, product in zip(operands[6:], found, strict=True)
+        )
 
     def copy_async_16_if(to: Any, source: Any, flag: Any) -> None:
         if flag:

@@ -4,6 +4,8 @@ Source: PTX ISA manual, matrix descriptors (start, stride between groups of eigh
 16-byte pieces by address bits 7 to 9; without swizzle the other stride along K).
 """
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,10 +19,7 @@ def rows_of(
     assert descriptor >> 62 == 1, "swizzle over 128 bytes"
     start = (descriptor & 0x3FFF) << 4
     stride = ((descriptor >> 32) & 0x3FFF) << 4
-    row = np.arange(count)[:, None]
-    plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(features)[None, :]
-    swizzled = plain ^ (plain >> 7 & 7) << 4
-    return _values(shared, swizzled - base)
+    return _values(shared, _swizzled(start, stride, count, features) - base)
 
 
 def plain_rows_of(shared: npt.NDArray[np.uint8], base: int, descriptor: int, count: int) -> F64:
@@ -31,6 +30,14 @@ def plain_rows_of(shared: npt.NDArray[np.uint8], base: int, descriptor: int, cou
     row, feature = np.arange(count)[:, None], np.arange(16)[None, :]
     at = start + row // 8 * along_rows + row % 8 * 16 + feature // 8 * along_k + feature % 8 * 2
     return _values(shared, at - base)
+
+
+@cache
+def _swizzled(start: int, stride: int, count: int, features: int) -> npt.NDArray[np.int64]:
+    """Addresses of elements of rows."""
+    row = np.arange(count)[:, None]
+    plain = start + row // 8 * stride + row % 8 * 128 + 2 * np.arange(features)[None, :]
+    return np.asarray(plain ^ (plain >> 7 & 7) << 4)
 
 
 def _values(shared: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> F64:

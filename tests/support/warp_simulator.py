@@ -262,17 +262,17 @@ class WarpSimulator:
     """Runs kernels over one global memory.
 
     Args:
-        memory: its bytes; modules of the kernel before them are found anyway.
+        memory: its bytes.
         lanes: 32, or 1 for kernels whose threads branch by themselves and share nothing.
     """
 
     is_watched = False
     """Whether accesses of warps must be ordered, which takes its time (`race_watch`)."""
 
-    def __init__(self, *memory: Any, lanes: int = LANES) -> None:
+    def __init__(self, memory: Array, lanes: int = LANES) -> None:
         self._modules: tuple[ModuleType, ...] = ()
         self._lanes = lanes
-        self.memory = Memory(GLOBAL, memory[-1], lanes)
+        self.memory = Memory(GLOBAL, memory, lanes)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[int]) -> None:
         """Run every block, one after another."""

@@ -9,6 +9,27 @@ from typing import Any
 import numpy as np
 
 from tests.support.turns import Meeting
+from tests.support.word_arithmetic import bits_of
+
+
+def _alike(words: list[int]) -> dict[int, Any]:
+    """By word, lanes that have it."""
+    found = dict.fromkeys(words, 0)
+    for lane, word in enumerate(words):
+        found[word] |= 1 << lane
+    return {word: np.uint32(lanes) for word, lanes in found.items()}
+
+
+def _ballot(votes: list[bool]) -> int:
+    return sum(1 << lane for lane, vote in enumerate(votes) if vote)
+
+
+def _largest(values: list[Any]) -> Any:
+    return np.uint32(max(values))
+
+
+def _smallest(values: list[Any]) -> Any:
+    return np.uint32(min(values))
 
 
 def vote_instructions(block: Any) -> dict[str, Callable[..., Any]]:
@@ -21,18 +42,17 @@ def vote_instructions(block: Any) -> dict[str, Callable[..., Any]]:
 
     def lanes_alike(value: Any) -> Any:
         own = int(value) & 0xFFFFFFFF
-        found = block.of_warp(own)
-        return np.uint32(sum(1 << lane for lane, word in enumerate(found) if word == own))
+        return block.of_warp(own, _alike)[own]
 
     return {
         "lanes_alike": lanes_alike,
         "lanes_below": lambda: np.uint32((1 << block.turns.current % 32) - 1),
         "sync_threads": sync_threads,
-        "largest_of_warp": lambda value: np.uint32(max(block.of_warp(value))),
-        "smallest_of_warp": lambda value: np.uint32(min(block.of_warp(value))),
+        "largest_of_warp": lambda value: block.of_warp(value, _largest),
+        "smallest_of_warp": lambda value: block.of_warp(value, _smallest),
         "smaller_u32": lambda a, b: np.uint32(min(int(a), int(b))),
         "kept_u32": np.uint32,
-        "bits_of_f32": lambda value: np.float32(value).view(np.uint32),
+        "bits_of_f32": lambda value: np.uint32(bits_of(value)),
         "fresh_f32": lambda address: block.load(address, np.float32),
         "fresh_u32x4": lambda address: block.load(address, np.uint32, 4),
         "copy_async_4": lambda to, source, size: block.copy_async(to, source, size, 4),
@@ -43,8 +63,7 @@ def vote_functions(block: Any) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of `numba.cuda`."""
 
     def ballot_sync(mask: Any, flag: Any) -> int:
-        found = block.of_warp(bool(flag))
-        return sum(1 << lane for lane, vote in enumerate(found) if vote)
+        return int(block.of_warp(bool(flag), _ballot))
 
     return {
         "ballot_sync": ballot_sync,

@@ -4,6 +4,7 @@ Source: PTX ISA manual.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,22 +15,31 @@ from tests.support.counting_threads import counting_instructions
 from tests.support.matrix_threads import matrix_instructions
 from tests.support.warp_votes import vote_instructions
 from tests.support.word_arithmetic import (
+    add,
     bf16_word,
     half_value,
+    multiply,
     multiply_add_pair,
     permute_bytes,
+    rounded,
+    value_of,
 )
 
 
 def left_rows(held: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
     """Rows of a warp's left operand, from the words of its lanes: four for 16 elements along K."""
     words = np.array(held, np.uint32)
-    lane, index, half = np.ogrid[:32, : words.shape[1], :2]
+    rows = np.zeros((16, 4 * words.shape[1]), np.uint32)
+    rows[_left_places(words.shape[1])] = words[..., None].view(np.uint16)
+    return (rows << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+@cache
+def _left_places(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row and place along K of both halves of each of so many words of every lane."""
+    lane, index, half = np.ogrid[:32, :count, :2]
     row = lane // 4 + index % 2 * 8 + 0 * half
-    k = index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2 + half
-    rows = np.zeros((16, 4 * words.shape[1]))
-    rows[row, k] = np.stack([words << 16, words & 0xFFFF0000], axis=-1).view(np.float32)
-    return rows
+    return row, index // 4 * 16 + index % 4 // 2 * 8 + lane % 4 * 2 + half
 
 
 def intrinsics(block: Any, shared: int) -> SimpleNamespace:
@@ -76,7 +86,7 @@ def intrinsics(block: Any, shared: int) -> SimpleNamespace:
         put_shared_u16=lambda address, value: block.store(address, [value & 0xFFFF], np.uint16),
         put_shared_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32=lambda address, value: block.store(address, [value], np.float32),
-        fused_multiply_add=lambda a, b, c: np.float32(float(a) * float(b) + float(c)),
+        fused_multiply_add=lambda a, b, c: rounded(float(a) * float(b) + float(c)),
         transpose_matrix=block.transpose,
         store_u32=lambda address, value: block.store(address, [value], np.uint32),
         put_shared_f32x2=lambda address, *values: block.store(address, values, np.float32),
@@ -86,11 +96,11 @@ def intrinsics(block: Any, shared: int) -> SimpleNamespace:
         store_f32_if=store_if(np.float32),
         store_u16_if=store_if(np.uint16),
         bf16x2_of_f32=lambda low, high: np.uint32(bf16_word(low) | bf16_word(high) << 16),
-        f32_of_bits=lambda word: np.uint32(word).view(np.float32),
+        f32_of_bits=value_of,
         f32_of_f16=lambda word: half_value(int(word)),
         f32_of_upper_f16=lambda word: half_value(int(word) >> 16),
-        add_f32=lambda a, b: np.float32(np.float32(a) + np.float32(b)),
-        multiply_f32=lambda a, b: np.float32(np.float32(a) * np.float32(b)),
+        add_f32=add,
+        multiply_f32=multiply,
         permute_bytes=permute_bytes,
         masked_or=lambda a, b, c: np.uint32(a) & np.uint32(b) | np.uint32(c),
         multiply_add_bf16x2=multiply_add_pair,

@@ -227,9 +227,9 @@ class _Block:
         assert int(name) == 1 + self.turns.current // 128
         self.groups[self.turns.current // 128].wait()
 
-    def of_warp(self, value: Any) -> list[Any]:
-        """The value of every lane."""
-        return list(self.warps[self.turns.current // 32].gather(value))
+    def of_warp(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        """The value of every lane, or what is made of them all."""
+        return self.warps[self.turns.current // 32].gather(value, make)
 
     def transpose(self, word: Any) -> Any:
         lane, words = self.turns.current % 32, self.of_warp(int(word))
