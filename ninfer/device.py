@@ -100,7 +100,8 @@ class Stream(Protocol):
         """Bring what a sequence of ops needs into place, running nothing of it.
 
         Args:
-            sequence: enqueues the ops, but no copy to or from the host and no mark.
+            sequence: enqueues the ops, but no copy to or from the host and no mark; may be called
+                more than once.
             ahead: asked first where many kernels have to be compiled.
         """
 
