@@ -5,12 +5,14 @@ itself (see `marked_text`). Does not know tokens, sessions or how messages reach
 model contract, section 3.9; the serving contract, section 6.1.
 """
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
-from jinja2 import TemplateError, meta
+from jinja2 import Template, TemplateError, meta
 
 from ninfer.errors import CheckpointError, InvalidPrompt
 from ninfer.frontend.marked_text import MarkedText
@@ -19,6 +21,8 @@ from ninfer.frontend.template_environment import TemplateEnvironment
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MESSAGE_CHARACTERS = 200
+_KEPT: Final = 8
+"""Compiled templates that a process keeps for the next engine that has the same."""
 
 
 class ChatTemplate:
@@ -43,8 +47,9 @@ class ChatTemplate:
         """
         self._environment = TemplateEnvironment(limits or RenderLimits(), clock)
         try:
-            used = meta.find_undeclared_variables(self._environment.parse(source))
-            self._template = self._environment.from_string(source)
+            code, used = _compiled(source)
+            known = self._environment.make_globals(None)
+            self._template = Template.from_code(self._environment, code, known)
         except TemplateError as error:
             raise CheckpointError(
                 f"chat_template.jinja: {error}", field="chat_template.jinja"
@@ -56,7 +61,7 @@ class ChatTemplate:
                 field="chat_template.jinja",
             ) from error
         self.digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
-        self.variables = frozenset(used) - _OWN_VARIABLES - frozenset(self._environment.globals)
+        self.variables = used - _OWN_VARIABLES - frozenset(self._environment.globals)
 
     def render(
         self,
@@ -97,3 +102,11 @@ class ChatTemplate:
         finally:
             environment.end_rendering()
         return text if isinstance(text, MarkedText) else MarkedText(text, ())
+
+
+@functools.lru_cache(_KEPT)
+def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
+    """Code of a template, which runs in any environment, and names that it does not define."""
+    environment = TemplateEnvironment(RenderLimits(), time.monotonic)
+    used = meta.find_undeclared_variables(environment.parse(source))
+    return environment.compile(source), frozenset(used)
