@@ -69,14 +69,14 @@ def is_on_disk(function: Any) -> bool:
 
 def compile_ahead(calls: Iterable[Call]) -> None:
     """Make sure that the kernels among these calls are compiled, using two processes if cold."""
-    kernels = [call for call in calls if _is_kernel(call[0])]
-    cached = {function: is_on_disk(function) for function in {call[0] for call in kernels}}
-    jobs = {_job(function, args): None for function, args in kernels if not cached[function]}
-    missing = list(jobs)
+    calls = list(calls)
+    functions = {function for function, _ in calls}
+    wanted = {one for one in functions if _is_kernel(one) and not is_on_disk(one)}
+    missing = list(dict.fromkeys(_job(*call) for call in calls if call[0] in wanted))
     if len(missing) < WORTH_A_PROCESS:
         return
-    wanted = pickle.dumps([(job.module, job.name, job.types) for job in missing])
-    with module_process(__name__, wanted):
+    jobs = pickle.dumps([(job.module, job.name, job.types) for job in missing])
+    with module_process(__name__, jobs):
         _compile(missing)
 
 
