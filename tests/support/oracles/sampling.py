@@ -29,8 +29,10 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(c)
 
 
-def first_words(position: int, tokens: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
-    """First words of `philox` for every token, in 64-bit words."""
+def first_words(
+    position: int | npt.NDArray[np.int64], tokens: npt.NDArray[np.uint64], seed: int
+) -> npt.NDArray[np.uint64]:
+    """First words of `philox` for every token, or position and token, in 64-bit words."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     zero = np.zeros_like(tokens)
     c, k = [zero + np.uint64(position), tokens, zero, zero], [seed & 0xFFFFFFFF, seed >> 32]
@@ -46,7 +48,7 @@ def first_words(position: int, tokens: npt.NDArray[np.uint64], seed: int) -> npt
     return c[0]
 
 
-def gumbels(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> F64:
+def gumbels(seed: int, position: int | npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> F64:
     words = first_words(position, tokens.astype(np.uint64), seed)
     return np.asarray(-np.log(-np.log(((words >> np.uint64(9)) + 0.5) * 2.0**-23)))
 
