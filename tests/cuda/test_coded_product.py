@@ -108,9 +108,11 @@ def test_products_of_every_format(format: TensorFormat) -> None:
 @pytest.mark.parametrize(
     ("tile_columns", "columns"),
     [
-        (64, 150),
         (256, 140),  # of two parts, staged in the same place
-        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((128, 150), (256, 530))),
+        *(
+            pytest.param(*size, marks=pytest.mark.slow)
+            for size in ((64, 150), (128, 150), (256, 530))
+        ),
     ],
 )
 def test_blocks_share_tiles_and_take_them_one_after_the_other(

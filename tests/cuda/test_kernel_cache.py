@@ -130,11 +130,15 @@ def test_a_folder_that_is_deleted_under_a_process_is_filled_again(tmp_path: Path
 
 
 def test_two_processes_fill_one_folder(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        cubins = pool.map(_compile_into, [str(tmp_path)] * 2)
+    first, folder = tmp_path / "first", tmp_path / "folder"
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply(_compile_into, [str(first)])  # from here on it has the compiler, as this one
+        there = pool.apply_async(_compile_into, [str(folder)])
+        here = _compile_into(str(folder))
 
-    assert cubins[0] == cubins[1]
-    assert [path.suffix for path in tmp_path.iterdir()] == [".kernel"]
+        assert there.get() == here
+
+    assert [path.suffix for path in folder.iterdir()] == [".kernel"]
 
 
 def test_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_sums_that_are_touched_between_products_are_refused() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        make_coded_product(tiles_of(TensorFormat.Q4, 256), Ending.BF16),
+        make_coded_product(tiles_of(TensorFormat.Q6, 128), Ending.BF16),
         *(
             pytest.param(kernel, marks=pytest.mark.slow)
             for kernel in coded_linear.declared()

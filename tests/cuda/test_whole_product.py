@@ -41,9 +41,12 @@ def simulate(view: View, words: npt.NDArray[np.uint16], blocks: int) -> npt.NDAr
 @pytest.mark.parametrize(
     ("num_columns", "width", "tiles", "blocks"),
     [
-        (1, 1024, 2 * WARPS + 3, 2),
-        pytest.param(5, 2048, WARPS + 2, 1, marks=pytest.mark.slow),
-        (8, 3000, 3, 1),
+        *(
+            pytest.param(*extents, marks=pytest.mark.slow)
+            for extents in ((1, 1024, 2 * WARPS + 3, 2), (5, 2048, WARPS + 2, 1))
+        ),
+        (1, 1024, WARPS + 3, 1),
+        (8, 3000, 3, 2),
     ],
 )
 @pytest.mark.parametrize("format", WHOLE, ids=lambda format: format.name)

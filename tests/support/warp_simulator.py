@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -95,13 +95,16 @@ def _matrix(words: Sequence[Any], sources: Array) -> Array:
 
 
 def _permute(a: Any, b: Any, selector: Any) -> Array:
-    octets = (
-        np.stack([np.broadcast_to(np.asarray(x, np.uint32), (LANES,)) for x in (a, b)], axis=1)
-        .copy()
-        .view(np.uint8)
-    )
-    wanted = [(int(selector) >> (4 * i)) & 7 for i in range(4)]
-    return np.asarray(np.ascontiguousarray(octets[:, wanted]).view(np.uint32)[:, 0])
+    pairs = np.empty((LANES, 2), np.uint32)
+    pairs[:, 0], pairs[:, 1] = a, b
+    chosen = pairs.view(np.uint8).take(_named(int(selector)), axis=1)
+    return np.asarray(chosen.view(np.uint32)[:, 0])
+
+
+@cache
+def _named(selector: int) -> list[int]:
+    """Bytes that a selector names."""
+    return [selector >> 4 * i & 7 for i in range(4)]
 
 
 def _multiply_add_bf16x2(a: Any, b: Any, c: Any) -> Array:
