@@ -1,7 +1,8 @@
 """What all tests share.
 
 Markers: ``slow`` tests run with ``--slow``, ``gpu`` and ``browser`` tests where there is one.
-Examples of properties have no deadline: a shared machine has no even pace. Matrix products of
+Properties that name no number of examples have fewer without ``--slow``. Examples have no deadline:
+a shared machine has no even pace. Matrix products of
 oracles, which are small, are made by one thread: others would take more time than they save. What
 collection has made lives to the end, and nobody looks for garbage in it.
 """
@@ -17,10 +18,13 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     settings.register_profile(
-        "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        "shared-machine",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=200 if config.getoption("--slow") else 50,
     )
     settings.load_profile("shared-machine")
 

@@ -106,7 +106,7 @@ def test_every_split_into_two_rounds(case: Output) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(QUICK, max_examples=10)
+@settings(QUICK, max_examples=6)
 @given(data=st.data())
 def test_any_tokens_in_any_rounds(case: Output, data: st.DataObject) -> None:
     parts = units(case.text)

@@ -115,7 +115,7 @@ def _refusal(case: str, changes: dict[Path, object]) -> CheckpointError | None:
     return None
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     st.sampled_from(list(CASES)).flatmap(
         lambda case: st.tuples(

@@ -375,7 +375,7 @@ class TransitionMachine(RuleBasedStateMachine):
 def test_every_life_of_the_stores_keeps_contents_and_ledger() -> None:
     run_state_machine_as_test(
         TransitionMachine,
-        settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=50, stateful_step_count=40, deadline=None),
     )
 
 

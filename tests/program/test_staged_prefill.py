@@ -78,7 +78,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(actions=ACTIONS)
 def test_any_units_between_parts_leave_the_prompt_as_it_is(actions: list[str]) -> None:
     with of_three() as driver:
