@@ -103,7 +103,7 @@ def test_serve_loads_the_demo_model(demo: Path, monkeypatch: pytest.MonkeyPatch)
         loaded.append(model)
 
     def serve(plan: object) -> None:
-        plan.load(lambda done, total: None)  # type: ignore[attr-defined]
+        plan.load(*[lambda done, total: None] * 2)  # type: ignore[attr-defined]
 
     monkeypatch.setattr("ninfer.cli.serve.Engine", load)
     monkeypatch.setattr("ninfer.cli.serve.serve", serve)
