@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,24 @@ def test_device_code_is_not_loaded_where_there_is_no_driver() -> None:
     output = printed_by(code)
 
     assert output == "host False"
+
+
+@pytest.mark.slow
+def test_tests_are_in_the_same_order_in_every_process() -> None:
+    """Processes beside each other collect the same; sets of texts have no order of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+
+    first, second = (
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split("\n\n")[0]
+        for seed in ("1", "2")
+    )
+
+    assert first.count("::") > 5000
+    assert first == second

@@ -33,7 +33,11 @@ def limits(model_id: str, profile: str) -> ModelLimits:
 
 @pytest.mark.parametrize(
     ("model_id", "profile"),
-    [(package.model_id, profile) for package in PACKAGES for profile in package.weights_ids],
+    [
+        (package.model_id, profile)
+        for package in PACKAGES
+        for profile in sorted(package.weights_ids)
+    ],
 )
 def test_objects_are_those_of_a_real_file(model_id: str, profile: str) -> None:
     model = synthetic_model(model_id, profile)
