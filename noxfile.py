@@ -22,6 +22,8 @@ SANITIZED = {
     ),
     "racecheck": RACECHECKED,
 }
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+"""Two processes; tests of one file share its fixtures in one of them."""
 _NO_TESTS = 5  # what pytest ends with where none is chosen
 
 
@@ -53,8 +55,11 @@ def layers(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the default tests; ``nox -s tests -- --slow`` adds the slow ones."""
-    session.run(PYTHON, "-m", "pytest", "-q", *session.posargs)
+    """Run the default tests; ``nox -s tests -- --slow`` adds the slow ones.
+
+    ``nox -s tests -- -n 0 tests/ops`` has one process, and tests of one folder.
+    """
+    session.run(PYTHON, "-m", "pytest", "-q", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
@@ -147,4 +152,4 @@ def check(session: nox.Session) -> None:
     docs(session)
     compile_targets(session)
     if "--without-tests" not in session.posargs:
-        session.run(PYTHON, "-m", "pytest", "-q")
+        session.run(PYTHON, "-m", "pytest", "-q", *SIDE_BY_SIDE)

@@ -117,7 +117,8 @@ def _one_processor() -> Iterator[None]:
     Processes beside each other have different ones.
     """
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(allowed)[os.getpid() % len(allowed)]})
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.getpid()}")[2:])
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
     try:
         yield
     finally:
