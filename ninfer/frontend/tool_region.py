@@ -13,7 +13,7 @@ import copy
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -145,13 +145,7 @@ class ToolRegion:
 
     def _run(self, *, is_end: bool) -> list[RegionEvent]:
         events: list[RegionEvent] = []
-        steps = {
-            RegionPhase.HEAD: self._read_head,
-            RegionPhase.FIRST: self._read_first,
-            RegionPhase.KEY: self._read_key,
-            RegionPhase.VALUE: self._read_value,
-        }
-        while self.phase in steps and steps[self.phase](events, is_end):
+        while (step := _STEPS.get(self.phase)) and step(self, events, is_end):
             pass
         return events
 
@@ -338,6 +332,14 @@ _VALUE_ENDINGS: Final = (
     ((_PARAMETER_END, _FUNCTION_END, _REGION_END), RegionPhase.COMPLETE, False),
     ((_FUNCTION_END, _REGION_END), RegionPhase.COMPLETE, True),
 )
+
+_STEPS: Final[Mapping[RegionPhase, Callable[[ToolRegion, list[RegionEvent], bool], bool]]] = {
+    RegionPhase.HEAD: ToolRegion._read_head,
+    RegionPhase.FIRST: ToolRegion._read_first,
+    RegionPhase.KEY: ToolRegion._read_key,
+    RegionPhase.VALUE: ToolRegion._read_value,
+}
+"""What reads on in each phase but the last ones."""
 
 
 def _match_tags(text: str, place: int, tags: Sequence[str], *, is_end: bool) -> int | _Look:
