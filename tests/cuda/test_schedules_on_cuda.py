@@ -33,9 +33,9 @@ def answers(device: str, *, use_graphs: bool) -> Sequence[tuple[int, ...]]:
     with Engine(SyntheticModel("tiny-moe", "groupwise-int"), config=config) as engine:
 
         def submitted(row: int) -> tuple[int, ...]:
-            return engine.submit(prompt(engine, row), options(row)).result().token_ids
+            return engine.submit(prompt(engine, row), options(row, device)).result().token_ids
 
-        handles = [engine.submit(prompt(engine, row), options(row)) for row in range(8)]
+        handles = [engine.submit(prompt(engine, row), options(row, device)) for row in range(8)]
         return [
             *(handle.result().token_ids for handle in handles),
             *(submitted(row) for row in (0, 5)),
@@ -47,10 +47,10 @@ def prompt(engine: Engine, row: int) -> PreparedInput:
     return engine.frontend.prepare_tokens(ids)
 
 
-def options(row: int) -> RequestOptions:
+def options(row: int, device: str) -> RequestOptions:
     return RequestOptions(
         sampling=SAMPLED if row % 2 else GREEDY,
-        max_new_tokens=20 + 7 * row,
+        max_new_tokens=10 + 3 * row if device == "host" else 20 + 7 * row,
         output=OutputOptions(ignore_eos=True),
         cache=CacheMode.DISABLED,
     )

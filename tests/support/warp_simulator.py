@@ -65,7 +65,7 @@ def _f32(bits: Any) -> Any:
 
 
 def _bf16_halves(word: Any) -> tuple[Array, Array]:
-    word = np.broadcast_to(np.asarray(word, np.uint32), (LANES,))
+    word = np.asarray(word, np.uint32)
     return _f32(word << np.uint32(16)), _f32(word & np.uint32(0xFFFF0000))
 
 
