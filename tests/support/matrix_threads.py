@@ -68,6 +68,7 @@ def matrix_instructions(block: Any) -> dict[str, Callable[..., Any]]:
 
     return {
         "copy_async_16_if": copy_async_16_if,
+        "copy_weights_16_if": copy_async_16_if,
         "fresh_i32": lambda address: block.load(address, np.int32),
         "store_u16": lambda address, word: block.store(address, [int(word) & 0xFFFF], np.uint16),
         "load_matrices": load_matrices,

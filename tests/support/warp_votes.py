@@ -50,6 +50,7 @@ def vote_instructions(block: Any) -> dict[str, Callable[..., Any]]:
         "sync_threads": sync_threads,
         "largest_of_warp": lambda value: block.of_warp(value, _largest),
         "smallest_of_warp": lambda value: block.of_warp(value, _smallest),
+        "sum_of_warp": lambda value: np.uint32(sum(map(int, block.of_warp(value)))),
         "smaller_u32": lambda a, b: np.uint32(min(int(a), int(b))),
         "kept_u32": np.uint32,
         "bits_of_f32": lambda value: np.uint32(bits_of(value)),

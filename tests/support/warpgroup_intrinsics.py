@@ -74,6 +74,8 @@ def intrinsics(block: Any, shared: int) -> SimpleNamespace:
         close_copies=block.close_copies,
         wait_copies_0=lambda: block.wait_copies(0),
         wait_copies_1=lambda: block.wait_copies(1),
+        wait_copies_2=lambda: block.wait_copies(2),
+        wait_copies_3=lambda: block.wait_copies(3),
         sync_warp=lambda: block.warps[block.turns.current // 32].wait(),
         fence_shared_async=lambda: None,
         power_of_two=lambda x: np.float32(np.exp2(np.float64(x))),

@@ -32,7 +32,7 @@ Octets = npt.NDArray[np.uint8]
 F64 = npt.NDArray[np.float64]
 Copy = tuple[int, int, int, int]
 """To, from, bytes that are read, bytes of the piece."""
-Extent = tuple[int, int]
+Extent = tuple[int, ...]
 
 GLOBAL = 1 << 20
 """Address of the first byte of global memory."""
@@ -297,11 +297,15 @@ class _Index:
     def y(self) -> int:
         return self._find()[1]
 
+    @property
+    def z(self) -> int:
+        return self._find()[2]
+
 
 @contextmanager
 def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
     cuda = SimpleNamespace(
-        threadIdx=_Index(lambda: (block.turns.current, 0)),
+        threadIdx=_Index(lambda: (block.turns.current, 0, 0)),
         blockIdx=_Index(lambda: block.index),
         gridDim=_Index(lambda: block.blocks),
         local=SimpleNamespace(array=lambda size, dtype: [0.0] * size),
@@ -354,9 +358,8 @@ def launch(
         keeps_back: the kernel promises that its successor starts when all results are written.
     """
     octets, kernel, grid, args = operands[-4:]
-    for y in range(grid[1]):
-        for x in range(grid[0]):
-            block = _Block(octets, kernel, (x, y), grid[:2], is_last_ahead)
-            block.keeps_back = keeps_back
-            with _patched(block, modules_of(kernel)):
-                block.run(args)
+    for z, y, x in np.ndindex(*reversed(grid)):
+        block = _Block(octets, kernel, (x, y, z), grid, is_last_ahead)
+        block.keeps_back = keeps_back
+        with _patched(block, modules_of(kernel)):
+            block.run(args)
