@@ -11,7 +11,8 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.kernels.cuda import (
     fragments,
 )
-from ninfer.kernels.cuda.expert_down import down_kernel, make_down_by_pieces
+from ninfer.kernels.cuda.expert_down import down_kernel
+from ninfer.kernels.cuda.expert_down_pieces import make_down_by_pieces
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate
 from ninfer.kernels.cuda.weight_layout import pack_weight
 from ninfer.tensor import TensorFormat

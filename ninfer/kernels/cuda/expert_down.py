@@ -2,12 +2,13 @@
 
     residual[t] += sum over slots, in ranking order, of w * (W_e . active[t, slot]) + g * shared[t]
 
-One block computes 16 features of one token: warp s takes slot s (and s + 8, ..) over all of K, and
-the block adds the slots in order, so nothing is summed across blocks. Rows of the experts are asked
-for before the predecessor has ended, as choices are known early (`expert_rank`). A column is read
-in its chunks, and the sums of its groups are made here, by the tree of `fragments`.
-Where a block has no room for that many rows, they come in pieces of K (`make_down_by_pieces`), with
-the same bits.
+A block computes some features of one token, sixteen at a time: warp s takes slot s (and s + 8, ..)
+over all of K, and the block adds the slots in order, so nothing is summed across blocks. All blocks
+of a launch are there at once. Rows of the experts are asked for before the predecessor has ended,
+as choices are known early (`expert_rank`), and each k tile's place is filled with rows of the next
+features as soon as it is multiplied. A column is read once, in its chunks, and the sums of its
+groups are made here, by the tree of `fragments`. Where a block has no room for that many rows, they
+come in pieces of K (`expert_down_pieces`), with the same bits.
 
 A token's experts are read for each token; tokens of one block row run together, so that an expert
 which several chose comes from memory once. Everything is f32; the residual is rounded once.
@@ -21,18 +22,25 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.device_functions import lower_bf16
+from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.expert_columns import make_load_alone
-from ninfer.kernels.cuda.fragments import pair_sum
+from ninfer.kernels.cuda.expert_down_parts import (
+    THREADS,
+    WARPS,
+    column_bytes,
+    load_rest,
+    make_add_up,
+    make_bring_column,
+    put_products,
+    row_tiles_of_block,
+)
+from ninfer.kernels.cuda.expert_down_pieces import make_down_by_pieces
+from ninfer.kernels.cuda.fragments import padded_width
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
-from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED, WARP
-from ninfer.kernels.cuda.weight_layout import TILE_ROWS
+from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
+from ninfer.kernels.cuda.weight_layout import TILE_FEATURES, TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
-from ninfer.kernels.cuda.weight_tiles import tile_functions
-from ninfer.tensor import TensorFormat
-
-WARPS: Final = 8
-THREADS: Final = WARPS * WARP
+from ninfer.tensor import Matrix, Tensor, TensorFormat
 
 _MOST_BLOCKS: Final = 4  # of a multiprocessor: more leave too few registers
 
@@ -48,34 +56,72 @@ def slots_each(chosen: int) -> int:
 
 def down_kernel(format: TensorFormat, k_tiles: int, each: int, block_shared_bytes: int) -> Kernel:
     """The kernel that a block has shared memory for: all of K, or the largest pieces."""
-    whole = make_down(format, k_tiles, each)
-    if whole.dynamic_shared_bytes <= block_shared_bytes:
-        return whole
+    if _is_whole(format, k_tiles, each, block_shared_bytes):
+        return make_down(format, k_tiles, each)
     fixed = WARPS * (column_bytes(k_tiles) + each * TILE_ROWS * 4)
     tiles = (block_shared_bytes - fixed) // (WARPS * PAIR_FORMATS[format].tile_bytes)
     return make_down_by_pieces(format, k_tiles, each, max(1, tiles))
 
 
+def down_groups(kernel: Kernel, num_tokens: int, row_tiles: int, num_multiprocessors: int) -> int:
+    """Blocks of a token: as many as there is room for at once."""
+    return max(1, min(row_tiles, kernel.min_blocks * num_multiprocessors // num_tokens))
+
+
+def launch_down(
+    stream: CudaStream,
+    down: Matrix,
+    active: int,
+    experts: Tensor,
+    weights: Tensor,
+    shared: Tensor,
+    shared_gate: Tensor,
+    residual: Tensor,
+) -> None:
+    """Add experts, of which ``active`` is the first half, to the residual stream."""
+    num_tokens, chosen = experts.shape
+    hidden, width = residual.shape[1], down.num_columns
+    k_tiles, row_tiles = padded_width(width) // TILE_FEATURES, hidden // TILE_ROWS
+    kernel = down_kernel(down.format, k_tiles, slots_each(chosen), stream.shared_bytes)
+    stream.launch(
+        kernel,
+        (num_tokens, down_groups(kernel, num_tokens, row_tiles, stream.num_multiprocessors), 1),
+        (
+            down.storage.address,
+            active,
+            experts.address,
+            weights.address,
+            shared.address,
+            shared_gate.address,
+            residual.address,
+            hidden,
+            width,
+            chosen,
+        ),
+    )
+
+
 @cache
-def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
-    """Grid (tokens, hidden / 16), block (256,).
+def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:  # noqa: PLR0915 - one pass
+    """Grid (tokens, `down_groups`), block (256,).
 
     Args:
         format: of the weights.
         k_tiles: tiles along K.
         each: `slots_each` of the model.
     """
-    slot_bytes = k_tiles * PAIR_FORMATS[format].tile_bytes
-    own_column = column_bytes(k_tiles)
+    tile_bytes, own_column = PAIR_FORMATS[format].tile_bytes, column_bytes(k_tiles)
+    slot_bytes, products_bytes = k_tiles * tile_bytes, WARPS * each * TILE_ROWS * 4
     columns_at = WARPS * each * slot_bytes
-    products_at = columns_at + WARPS * own_column
-    shared_bytes = products_at + WARPS * each * TILE_ROWS * 4
+    products_at = columns_at + WARPS * each * own_column
+    shared_bytes = _shared_bytes(format, k_tiles, each)
     blocks = max(1, min(_MOST_BLOCKS, MULTIPROCESSOR_SHARED // (shared_bytes + 2048)))
-    ask = _make_ask(format, k_tiles, each)
-    add_up = _make_add_up(WARPS * each)
-    bring_column, multiply = make_bring_column(k_tiles), make_column_multiply(format, k_tiles)
+    ask, add_up = _make_ask(format), make_add_up(WARPS * each)
+    bring_column, multiply = make_bring_column(k_tiles), _make_multiply_tile(format, k_tiles)
+    make_own_masks = make_masks(format, keeps=True)
+    wait_oldest = _make_wait_oldest(each * k_tiles)
 
-    def down(
+    def down(  # noqa: PLR0915 - as above
         codes: int,
         active: int,
         experts: int,
@@ -92,28 +138,56 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         first = int32(cuda.blockIdx.x) * chosen
         block = ptx.shared_address(memory)
-        ring, column = block + uint32(warp * int32(each * slot_bytes)), block + uint32(columns_at)
-        column += uint32(warp * int32(own_column))
-        ask(ring, codes, experts, first, hidden >> int32(4), chosen, warp, lane)
-        ptx.wait_for_predecessor()
-        rest = _load_rest(shared, shared_gate, residual, hidden)
-        total = cuda.local.array(4, float32)
+        ring = uint32(block + uint32(warp * int32(each * slot_bytes)))
+        column = uint32(block + uint32(columns_at) + uint32(warp * int32(each * own_column)))
+        products = uint32(block + uint32(products_at))
+        row_tiles = int32(hidden >> int32(4))
+        tile, stop = row_tiles_of_block(row_tiles)
+        sources = cuda.local.array(each, uint64)
+        shares = cuda.local.array(each, float32)
         for i in range(each):
-            slot = warp + int32(WARPS * i)
-            weight = float32(0.0)
-            for j in range(4):
-                total[j] = float32(0.0)
+            slot = int32(warp + int32(WARPS * i))
+            choice = uint64(first + min(slot, int32(chosen - int32(1))))
+            expert = ptx.fresh_i32(experts + choice * uint64(4))
+            row = uint64(uint32(int32(expert) * row_tiles + tile)) * uint64(slot_bytes)
+            sources[i] = codes + row + uint64(uint32(lane) * uint32(16))
+            for k in range(k_tiles):
+                to = uint32(ring + uint32(i * slot_bytes + k * tile_bytes))
+                ask(to, sources[i] + uint64(k * tile_bytes), uint32(slot < chosen), lane)
+        ptx.wait_for_predecessor()
+        for i in range(each):
+            slot = int32(warp + int32(WARPS * i))
+            shares[i] = float32(0.0)
             if slot < chosen:
-                weight = ptx.load_f32(weights + uint64(first + slot) * uint64(4))
-                bring_column(active, first + slot, width, column, lane)
-                ptx.wait_copies_0()
-                cuda.syncwarp()
-                multiply(ring + uint32(i * slot_bytes), column, lane, total)
-                cuda.syncwarp()
-            to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
-            _put_products(to, warp, lane, weight, total)
-        cuda.syncthreads()
-        add_up(block + uint32(products_at), residual, hidden, rest)
+                shares[i] = ptx.load_f32(weights + uint64(first + slot) * uint64(4))
+                bring_column(active, first + slot, width, column + uint32(i * own_column), lane)
+        masks = make_own_masks()
+        total = cuda.local.array(4, float32)
+        while tile < stop:
+            rest = load_rest(shared, shared_gate, residual, hidden, tile)
+            is_more = uint32(tile + int32(1) < stop)
+            for i in range(each):
+                slot = int32(warp + int32(WARPS * i))
+                sources[i] += uint64(slot_bytes)
+                for j in range(4):
+                    total[j] = float32(0.0)
+                for k in range(k_tiles):
+                    to = uint32(ring + uint32(i * slot_bytes + k * tile_bytes))
+                    wait_oldest()
+                    ptx.sync_warp()
+                    multiply(to, column + uint32(i * own_column), k, lane, total, masks)
+                    ptx.sync_warp()
+                    is_there = is_more & uint32(slot < chosen)
+                    ask(to, sources[i] + uint64(k * tile_bytes), is_there, lane)
+                if slot >= chosen:
+                    for j in range(4):
+                        total[j] = float32(0.0)
+                to = uint32(products + uint32(4 * TILE_ROWS * WARPS * i))
+                put_products(to, warp, lane, shares[i], total)
+            cuda.syncthreads()  # products are written here and there by turns: once is enough
+            add_up(products, residual, hidden, tile, rest)
+            products = uint32(block + uint32(2 * products_at + products_bytes) - products + block)
+            tile = int32(tile + int32(1))
 
     return Kernel(
         f"expert_down_{format.name.lower()}_{k_tiles}_{each}",
@@ -126,230 +200,66 @@ def make_down(format: TensorFormat, k_tiles: int, each: int) -> Kernel:
     )
 
 
-@cache
-def make_down_by_pieces(format: TensorFormat, k_tiles: int, each: int, piece: int) -> Kernel:
-    """The same with rows of ``piece`` k tiles of a warp's slot in shared memory at a time."""
-    piece_bytes, own_column = piece * PAIR_FORMATS[format].tile_bytes, column_bytes(k_tiles)
-    columns_at = WARPS * piece_bytes
-    products_at = columns_at + WARPS * own_column
-    ask, bring_column = _make_ask_piece(format, k_tiles, piece), make_bring_column(k_tiles)
-    multiply = _make_multiply_piece(format, k_tiles, piece)
-    add_up = _make_add_up(WARPS * each)
-
-    def down(
-        codes: int,
-        active: int,
-        experts: int,
-        weights: int,
-        shared: int,
-        shared_gate: int,
-        residual: int,
-        hidden: int,
-        width: int,
-        chosen: int,
-    ) -> None:
-        memory = cuda.shared.array(0, uint64)
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
-        lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
-        first = int32(cuda.blockIdx.x) * chosen
-        block = ptx.shared_address(memory)
-        rows = block + uint32(warp * int32(piece_bytes))
-        column = block + uint32(columns_at) + uint32(warp * int32(own_column))
-        rest = _load_rest(shared, shared_gate, residual, hidden)
-        total = cuda.local.array(4, float32)
-        for i in range(each):
-            slot = warp + int32(WARPS * i)
-            weight = float32(0.0)
-            for j in range(4):
-                total[j] = float32(0.0)
-            if slot < chosen:
-                expert = ptx.load_i32(experts + uint64(first + slot) * uint64(4))
-                tile = (expert * (hidden >> int32(4)) + int32(cuda.blockIdx.y)) * int32(k_tiles)
-                weight = ptx.load_f32(weights + uint64(first + slot) * uint64(4))
-                ask(rows, codes, tile, int32(0), lane)
-                bring_column(active, first + slot, width, column, lane)
-                k = int32(0)
-                while k < int32(k_tiles):
-                    ptx.wait_copies_0()
-                    cuda.syncwarp()
-                    multiply(rows, column, k, lane, total)
-                    cuda.syncwarp()
-                    k += int32(piece)
-                    ask(rows, codes, tile, k, lane)
-            to = block + uint32(products_at + 4 * TILE_ROWS * WARPS * i)
-            _put_products(to, warp, lane, weight, total)
-        cuda.syncthreads()
-        add_up(block + uint32(products_at), residual, hidden, rest)
-
-    return Kernel(
-        f"expert_down_{format.name.lower()}_{k_tiles}_{each}_by_{piece}",
-        down,
-        (Param.ADDRESS,) * 7 + (Param.I32,) * 3,
-        threads=THREADS,
-        max_registers=255,
-        dynamic_shared_bytes=products_at + WARPS * each * TILE_ROWS * 4,
-        min_blocks=1,
-    )
+def _is_whole(format: TensorFormat, k_tiles: int, each: int, block_shared_bytes: int) -> bool:
+    """Whether a block has room for all of K of all slots."""
+    return _shared_bytes(format, k_tiles, each) <= block_shared_bytes
 
 
-def column_bytes(k_tiles: int) -> int:
-    """Chunks of a column, then sums of its groups."""
-    return k_tiles * 256 + -(-k_tiles // 2) * 16
+def _shared_bytes(format: TensorFormat, k_tiles: int, each: int) -> int:
+    """Shared memory of such a block: rows, columns, and products twice."""
+    own = k_tiles * PAIR_FORMATS[format].tile_bytes + column_bytes(k_tiles) + 2 * TILE_ROWS * 4
+    return WARPS * each * own
 
 
-def _make_ask_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
-    """Ask for the k tiles of one piece of a slot's rows, as many as there are."""
-    tile_bytes, copy = PAIR_FORMATS[format].tile_bytes, tile_functions(format).copy
+def _make_wait_oldest(stages: int) -> Any:
+    """Wait for the oldest of so many copies; of more than four, for more than that."""
 
     @device_function
-    def ask(rows: Address, codes: Address, tile: Index, k: Index, lane: Index) -> None:
-        for i in range(piece):
-            if k + int32(i) < int32(k_tiles):
-                copy(rows + uint32(i * tile_bytes), codes, codes, codes, tile + k + int32(i), lane)
-        ptx.close_copies()
+    def wait_oldest() -> None:
+        if stages >= 4:
+            ptx.wait_copies_3()
+        elif stages == 3:
+            ptx.wait_copies_2()
+        elif stages == 2:
+            ptx.wait_copies_1()
+        else:
+            ptx.wait_copies_0()
 
-    return ask
+    return wait_oldest
 
 
-def _make_ask(format: TensorFormat, k_tiles: int, each: int) -> Any:
-    """Ask for the rows of a warp's slots; choices are complete, but may be cached as they were."""
+def _make_ask(format: TensorFormat) -> Any:
+    """Ask for a k tile of a row tile, if it is there: (to, source of the lane, is_there, lane)."""
     tile_bytes = PAIR_FORMATS[format].tile_bytes
-    slot_bytes = k_tiles * tile_bytes
-    copy = tile_functions(format).copy
+    steps, last = tile_bytes // 512, tile_bytes % 512 // 16
 
     @device_function
-    def ask(
-        ring: Address,
-        codes: Address,
-        experts: Address,
-        first: Index,
-        row_tiles: Index,
-        chosen: Index,
-        warp: Index,
-        lane: Index,
-    ) -> None:
-        for i in range(each):
-            slot = warp + int32(WARPS * i)
-            if slot < chosen:
-                expert = ptx.fresh_i32(experts + uint64(first + slot) * uint64(4))
-                tile = (expert * row_tiles + int32(cuda.blockIdx.y)) * int32(k_tiles)
-                for k in range(k_tiles):
-                    to = ring + uint32(i * slot_bytes + k * tile_bytes)
-                    copy(to, codes, codes, codes, tile + int32(k), lane)
+    def ask(to: Address, source: Address, is_there: Any, lane: Index) -> None:
+        here = to + uint32(lane) * uint32(16)
+        for step in range(steps):
+            at = source + uint64(step * 512)
+            ptx.copy_weights_16_if(here + uint32(step * 512), at, is_there)
+        if last > 0:
+            is_last = is_there & uint32(lane < int32(last))
+            at = source + uint64(steps * 512)
+            ptx.copy_weights_16_if(here + uint32(steps * 512), at, is_last)
         ptx.close_copies()
 
     return ask
 
 
-def make_bring_column(k_tiles: int) -> Any:
-    """A choice's column to shared memory, chunks as they are, then the sums of its groups."""
-    chunks = 16 * k_tiles
-    steps = -(-chunks // WARP)
+def _make_multiply_tile(format: TensorFormat, k_tiles: int) -> Any:
+    """Products of one k tile of a slot: (stored, column, k, lane, total, masks)."""
+    num_sums = 2 * unit_groups(format, 4)
+    load, products = make_load_alone(format, 4), make_multiply(format, 1, 1, 4)
 
     @device_function
-    def bring_column(
-        active: Address, choice: Index, width: Index, column: Address, lane: Index
+    def multiply(
+        stored: Address, column: Address, k: int, lane: Index, total: Array, masks: Any
     ) -> None:
-        row = active + uint64(choice) * uint64(chunks * 16)
-        for step in range(steps):
-            chunk = int32(lane) + int32(WARP * step)
-            a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
-            if chunk * int32(8) < int32(width):
-                a, b, c, d = ptx.load_u32x4(row + uint64(chunk) * uint64(16))
-            total = (pair_sum(a) + pair_sum(b)) + (pair_sum(c) + pair_sum(d))
-            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
-            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
-            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 4)
-            if chunk < int32(chunks):
-                ptx.put_shared_u32x4(column + uint32(chunk) * uint32(16), a, b, c, d)
-                if chunk & int32(7) == int32(0):
-                    to = column + uint32(chunks * 16) + uint32(chunk >> int32(3)) * uint32(4)
-                    ptx.put_shared_f32(to, total)
-
-    return bring_column
-
-
-def make_column_multiply(format: TensorFormat, k_tiles: int, *, keeps_masks: bool = True) -> Any:
-    """Products of a slot: the same column eight times, of which column 0 is looked at."""
-    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * unit_groups(format, 4)
-    load, products = make_load_alone(format, 4), make_multiply(format, 1, 1, 4)
-    make_own_masks = make_masks(format, keeps=keeps_masks)
-
-    @device_function
-    def multiply(rows: Address, column: Address, lane: Index, total: Array) -> None:
         x = cuda.local.array(16, uint32)
         s = cuda.local.array(num_sums, float32)
-        masks = make_own_masks()
-        for i in range(4):
-            total[i] = float32(0.0)
-        for k in range(k_tiles):
-            load(column + uint32(k * 256), column, k_tiles * 256 + k * 8, lane, 0, x, s)
-            products(rows + uint32(k * tile_bytes), lane, 0, x, s, total, masks)
+        load(column + uint32(k * 256), column, k_tiles * 256 + k * 8, lane, 0, x, s)
+        products(stored, lane, 0, x, s, total, masks)
 
     return multiply
-
-
-def _make_multiply_piece(format: TensorFormat, k_tiles: int, piece: int) -> Any:
-    """Products of one piece of a slot, from k tile ``first`` on."""
-    tile_bytes, num_sums = PAIR_FORMATS[format].tile_bytes, 2 * unit_groups(format, 4)
-    load, products = make_load_alone(format, 4), make_multiply(format, 1, 1, 4)
-    make_own_masks = make_masks(format, keeps=True)
-
-    @device_function
-    def multiply(rows: Address, column: Address, first: Index, lane: Index, total: Array) -> None:
-        x = cuda.local.array(16, uint32)
-        s = cuda.local.array(num_sums, float32)
-        masks = make_own_masks()
-        for i in range(piece):
-            k = uint32(first) + uint32(i)
-            if k < uint32(k_tiles):
-                sums = column + uint32(k_tiles * 256) + k * uint32(8)
-                load(column + k * uint32(256), sums, 0, lane, 0, x, s)
-                products(rows + uint32(i * tile_bytes), lane, 0, x, s, total, masks)
-
-    return multiply
-
-
-@device_function
-def _put_products(products: Address, warp: Index, lane: Index, weight: Any, total: Array) -> None:
-    """Products of a warp's slot times its weight; only those of column 0 count."""
-    if lane & int32(3) == int32(0):
-        to = products + uint32(warp * int32(TILE_ROWS) + (lane >> int32(2))) * uint32(4)
-        ptx.put_shared_f32(to, weight * total[0])
-        ptx.put_shared_f32(to + uint32(32), weight * total[2])
-
-
-def _make_add_up(slots: int) -> Any:
-    """Add products of all slots in order, and the rest: (products, residual, hidden, rest)."""
-
-    @device_function
-    def add_up(products: Address, residual: Address, hidden: Index, rest: Any) -> None:
-        if cuda.threadIdx.x < TILE_ROWS:
-            at = products + uint32(cuda.threadIdx.x) * uint32(4)
-            value = ptx.shared_f32(at)
-            for slot in range(1, slots):
-                value += ptx.shared_f32(at + uint32(4 * TILE_ROWS * slot))
-            place = _feature_place(hidden)
-            ptx.store_u16(residual + place, ptx.bf16x2_of_f32(value + rest, float32(0.0)))
-
-    return add_up
-
-
-@device_function
-def _feature_place(hidden: Index) -> Any:
-    """Byte of a thread's feature in a bf16 row of each token."""
-    feature = int32(cuda.blockIdx.y) * int32(TILE_ROWS) + int32(cuda.threadIdx.x)
-    return (uint64(cuda.blockIdx.x) * uint64(hidden) + uint64(feature)) * uint64(2)
-
-
-@device_function
-def _load_rest(shared: Address, shared_gate: Address, residual: Address, hidden: Index) -> Any:
-    """What the slots of a feature are added to; for the block's first sixteen threads."""
-    value = float32(0.0)
-    if cuda.threadIdx.x < TILE_ROWS:
-        gate = ptx.load_f32(shared_gate + uint64(cuda.blockIdx.x) * uint64(4))
-        place = _feature_place(hidden)
-        own, before = ptx.load_u16(shared + place), ptx.load_u16(residual + place)
-        value = gate * lower_bf16(own) + lower_bf16(before)
-    return value

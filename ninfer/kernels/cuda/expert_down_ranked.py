@@ -22,7 +22,7 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
 from ninfer.kernels.cuda.expert_columns import make_load_alone
-from ninfer.kernels.cuda.expert_down import (
+from ninfer.kernels.cuda.expert_down_parts import (
     WARPS,
     column_bytes,
     make_bring_column,

@@ -20,7 +20,7 @@ from ninfer.kernels.cuda import expert_many, expert_mix, fragments, linear, poin
 from ninfer.kernels.cuda.column_fragments import fragments_grid, make_fragments
 from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.expert_columns import slot_steps
-from ninfer.kernels.cuda.expert_down import down_kernel, slots_each
+from ninfer.kernels.cuda.expert_down import down_kernel, launch_down, slots_each
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, tiles_of_block
 from ninfer.kernels.cuda.expert_plan import (
     ENTRY_BYTES,
@@ -251,22 +251,7 @@ def _few(
             most,
         ),
     )
-    stream.launch(
-        down_kernel(down.format, _k_tiles(width), slots_each(chosen), stream.shared_bytes),
-        (num_tokens, hidden // TILE_ROWS, 1),
-        (
-            down.storage.address,
-            active,
-            experts.address,
-            weights.address,
-            shared.address,
-            shared_gate.address,
-            residual.address,
-            hidden,
-            width,
-            chosen,
-        ),
-    )
+    launch_down(stream, down, active, experts, weights, shared, shared_gate, residual)
 
 
 def _k_tiles(width: int) -> int:
