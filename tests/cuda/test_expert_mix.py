@@ -1,4 +1,4 @@
-"""Which mixtures of one token take two launches, by what a block may hold."""
+"""Which mixtures of up to three tokens take two launches, by what a block may hold."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -45,11 +45,13 @@ def test_a_mixture_of_larger_blocks_than_the_device_has_is_composed(
         kernel_shapes("qwen3.6-35b-a3b"), expert_width=width, block_shared_bytes=shared_bytes
     )
 
-    found = expert_mix.is_mixed(
-        stream(shared_bytes), CHOSEN, gate_up, matrix(down, EXPERTS * HIDDEN, width), shared_down
-    )
+    operands = (gate_up, matrix(down, EXPERTS * HIDDEN, width), shared_down)
+    found = [
+        expert_mix.is_mixed(stream(shared_bytes), tokens, CHOSEN, *operands)
+        for tokens in (1, 2, 3, 4)
+    ]
     names = {kernel.name for kernel in expert_mix.declared(shapes)}
 
-    assert found is is_mixed
+    assert found == [is_mixed, is_mixed, is_mixed, False]
     assert any(f"_down_ranked_{down.name.lower()}_" in name for name in names) is is_mixed
     assert all(k.dynamic_shared_bytes <= shared_bytes for k in expert_mix.declared(shapes))

@@ -23,7 +23,7 @@ from tests.support.oracles.linear import weight_values
 from tests.support.oracles.moe import route
 from tests.support.warpgroup_simulator import launch
 
-EXPERTS, CHOSEN, TOKENS = 40, 3, 1
+EXPERTS, CHOSEN, TOKENS = 40, 3, 2
 Values = npt.NDArray[np.float64]
 
 
@@ -55,9 +55,10 @@ def logits(rng: np.random.Generator) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.slow
-def test_gate_finds_the_experts_of_its_tokens() -> None:
+@pytest.mark.parametrize(("width", "tiles"), [(16, 1), (48, 2)])
+def test_gate_finds_the_experts_of_its_tokens(width: int, tiles: int) -> None:
     rng = np.random.default_rng(3)
-    hidden, width = 256, 16
+    hidden = 256
     stored, values = weight(rng, TensorFormat.Q4, EXPERTS * 2 * width, hidden)
     words, x = rounded(rng.normal(0, hidden**-0.5, (TOKENS, hidden)))
     router = logits(rng)
@@ -73,9 +74,9 @@ def test_gate_finds_the_experts_of_its_tokens() -> None:
     addresses = (at["weight"], at["x"], sums, at["router"], at["out"])
     arguments: list[Any] = [np.uint64(address) for address in addresses]
     arguments += [np.int32(extent) for extent in (width, CHOSEN, 128)]
-    kernel = make_gate_ranked(TensorFormat.Q4, 2, EXPERTS)
+    kernel = make_gate_ranked(TensorFormat.Q4, 2, EXPERTS, tiles)
 
-    launch(octets, kernel, (1, CHOSEN, 1), arguments)
+    launch(octets, kernel, (-(-width // 16 // tiles), CHOSEN, TOKENS), arguments)
 
     experts, _, _ = route(router.astype(np.float64), CHOSEN)
     both = np.einsum("tcij,tj->tci", values.reshape(EXPERTS, 2 * width, hidden)[experts], x)
@@ -113,7 +114,7 @@ def test_down_adds_the_chosen_and_the_shared_expert() -> None:
     kernel = make_down_ranked(TensorFormat.Q5, 3, TensorFormat.W8, 2, EXPERTS)
     kernel = replace(kernel, threads=expert_down_ranked.THREADS)
 
-    launch(octets, kernel, (hidden // 16, 1, 1), arguments)
+    launch(octets, kernel, (hidden // 16, TOKENS, 1), arguments)
 
     experts, shares, shared_gate = route(router.astype(np.float64), CHOSEN)
     products = np.einsum(

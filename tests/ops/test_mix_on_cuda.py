@@ -121,13 +121,25 @@ class Mixture:
 def test_published_geometry_agrees_with_the_formula_and_with_its_parts(
     down: TensorFormat, num_experts: int
 ) -> None:
-    mixture = Mixture((Q4, down, W8), num_experts, 2048, 512, 8, 3)
+    mixture = Mixture((Q4, down, W8), num_experts, 2048, 512, 8, 8)
 
-    alone = [mixture.run([token])[0] for token in range(3)]
+    together = mixture.run(list(range(8)))
 
-    assert relative_error(np.array(alone), mixture.exact()) <= 2.0**-7
-    np.testing.assert_array_equal(mixture.run([2, 0]), [alone[2], alone[0]])
-    np.testing.assert_array_equal(mixture.run([0, 1, 2], in_parts=True), alone)
+    assert relative_error(together, mixture.exact()) <= 2.0**-7
+    np.testing.assert_array_equal(mixture.run(list(range(8)), in_parts=True), together)
+    for some in ([5], [2, 0], [4, 1, 7], [3, 3, 2, 6, 0]):
+        np.testing.assert_array_equal(mixture.run(some), together[some])
+
+
+def test_tokens_that_rank_alike_share_their_experts() -> None:
+    mixture = Mixture((Q4, Q5, W8), 16, 2048, 512, 8, 8)
+    mixture.router[:] = mixture.router[0]
+    mixture.router[5, :16] = 0.0
+    mixture.router[6, :16] = [*[-200.0] * 10, 3e38, *[-300.0] * 5]
+
+    for some in ([5, 1, 6, 3], list(range(8))):
+        out = mixture.run(some)
+        np.testing.assert_array_equal(out, mixture.run(some, in_parts=True))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,7 @@ def test_published_geometry_agrees_with_the_formula_and_with_its_parts(
     [(Q4, Q5, W8), (Q4, Q6, W8), (Q4, Q4, W8), (BF16, BF16, BF16)],
     ids=lambda formats: "-".join(format.name for format in formats),
 )
-@pytest.mark.parametrize("num_tokens", [1, 2, 8, 20, 130])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, 20, 130])
 def test_every_count_of_tokens_has_the_bits_of_its_parts(
     formats: tuple[TensorFormat, TensorFormat, TensorFormat], num_tokens: int
 ) -> None:

@@ -201,7 +201,8 @@ def test_tokens_that_choose_alike_share_an_expert() -> None:
     out = run(layer, columns, list(range(24)))
 
     assert relative_error(out, expected_of(layer, columns)) <= 2.0**-8
-    np.testing.assert_array_equal(run(layer, columns, list(range(8))), out[:8])
+    for count in (3, 5, 8):
+        np.testing.assert_array_equal(run(layer, columns, list(range(count))), out[:count])
 
 
 @every_format
@@ -251,7 +252,8 @@ def test_published_geometry_agrees_with_the_formula(
     exact = expected_of(layer, columns)
 
     # Counts that have kernels of their own: one alone, few, several tiles, listed, many.
-    for count in (1, 2, 3, 8, 12, 40):
-        out = run(layer, columns, list(range(count)))
-        assert relative_error(out, exact[:count]) <= 2.0**-8, count
+    listed = run(layer, columns, list(range(40)))
+    assert relative_error(listed, exact[:40]) <= 2.0**-8
+    for count in (1, 3, 8, 12):
+        np.testing.assert_array_equal(run(layer, columns, list(range(count))), listed[:count])
     expect_many(run(layer, columns, list(range(130))), layer, columns)

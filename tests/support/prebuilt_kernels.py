@@ -52,7 +52,7 @@ def test_variants() -> tuple[Kernel, ...]:
         ),
         make_plan(16),
         make_plan(1000),
-        make_gate_ranked(TensorFormat.Q4, 16, 16),
+        *(make_gate_ranked(TensorFormat.Q4, 16, 16, tiles) for tiles in (1, 2)),
         *(
             make_down_ranked(format, 4, TensorFormat.W8, 4, 16)
             for format in (TensorFormat.Q5, TensorFormat.Q6)

@@ -1,11 +1,12 @@
-"""Second half of the experts of one token: down of the chosen, the shared expert, and the sum.
+"""Second half of a few tokens' experts: down of the chosen, the shared expert, and the sum.
 
     residual += sum over slots, in ranking order, of w * (W_e . active[slot])
                 + g * bf16(W_shared . bf16(silu(gate) * up))
 
-The same as `expert_down` behind a product of the shared expert, bit for bit. Warps 0..7 rank the
-token and take a slot each. The others take the shared expert: a warp gates the features of its k
-tiles and multiplies them, which is a part of every linear product; the parts are added in order.
+The same as `expert_down` behind a product of the shared expert, bit for bit. A block has sixteen
+features of one token. Warps 0..7 rank it and take a slot each. The others take the shared expert: a
+warp gates the features of its k tiles and multiplies them, which is a part of every linear product;
+the parts are added in order.
 
 All of that except the columns of the chosen experts happens before the predecessor,
 `expert_gate_ranked`, has ended: it lets this kernel start only when the router's launch, which
@@ -68,7 +69,7 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
     shared_tiles: int,
     num_experts: int,
 ) -> Kernel:
-    """Grid (hidden / 16,), block (384,).
+    """Grid (hidden / 16, tokens), block (384,).
 
     Args:
         format: of the experts' weights.
@@ -106,22 +107,24 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
         ptx.release_successor()
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         block = ptx.shared_address(memory)
+        line = router + uint64(cuda.blockIdx.y) * uint64(4 * (num_experts + 1))
         to = block + uint32(products_at) + uint32(warp) * uint32(_ROW_BYTES)
         to += (uint32(lane) >> uint32(2)) * uint32(4)
         upper, lower = float32(0.0), float32(0.0)
         if warp >= int32(WARPS):
             part = int32(warp - int32(WARPS))
             stored = block + uint32(shared_at) + uint32(part) * uint32(shared_each)
-            upper, lower = make_part(stored, shared_codes, gate_up, shared_width, part, lane)
+            projected = gate_up + _rows_before(int32(shared_width * int32(2)))
+            upper, lower = make_part(stored, shared_codes, projected, shared_width, part, lane)
             if warp == int32(WARPS) and lane == int32(0):
-                logit = ptx.fresh_f32(router + uint64(4 * num_experts))
+                logit = ptx.fresh_f32(line + uint64(4 * num_experts))
                 ptx.put_shared_f32(block + uint32(gate_at), gate_share(logit))
             ptx.wait_for_predecessor()
         else:
             ring = block + uint32(warp) * uint32(slot_bytes)
             column = block + uint32(columns_at) + uint32(warp) * uint32(own_column)
             scratch = block + uint32(scratch_at)
-            rank_block(router, chosen, warp, lane, scratch)
+            rank_block(line, chosen, warp, lane, scratch)
             weight = float32(0.0)
             total = cuda.local.array(4, float32)
             for j in range(4):
@@ -132,7 +135,8 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
                 weight = weight_of(scratch, chosen, warp)
             ptx.wait_for_predecessor()
             if warp < chosen:
-                bring_column(active, warp, width, column, lane)
+                choice = int32(int32(cuda.blockIdx.y) * chosen + (cuda.threadIdx.x >> 5))
+                bring_column(active, choice, width, column, lane)
                 ptx.wait_copies_0()
                 cuda.syncwarp()
                 multiply(ring, column, lane, total)
@@ -140,7 +144,8 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
         if lane & int32(3) == int32(0):
             ptx.put_shared_f32(to, upper)
             ptx.put_shared_f32(to + uint32(32), lower)
-        finish(residual, block + uint32(products_at), block + uint32(gate_at))
+        own = residual + _rows_before(hidden)
+        finish(own, block + uint32(products_at), block + uint32(gate_at))
 
     name = f"{format.name}_{k_tiles}_{shared_format.name}_{shared_tiles}_{num_experts}".lower()
     return Kernel(
@@ -152,6 +157,12 @@ def make_down_ranked(  # noqa: PLR0915 - one pass
         dynamic_shared_bytes=scratch_at + RANK_BYTES,
         min_blocks=65536 // (_DECLARED_THREADS * _REGISTERS),
     )
+
+
+@device_function
+def _rows_before(extent: Index) -> Any:
+    """Bytes of the bf16 rows of tokens before the block's."""
+    return uint64(uint32(cuda.blockIdx.y)) * uint64(uint32(extent * int32(2)))
 
 
 def _make_finish(shared_tiles: int) -> Any:

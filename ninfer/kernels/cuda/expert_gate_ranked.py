@@ -1,11 +1,13 @@
-"""First half of the chosen experts of one token, whose experts every block ranks by itself.
+"""First half of a few tokens' chosen experts, which every block ranks by itself.
 
     active[slot, i] = bf16(silu(W_e[i] . x) * (W_e[I + i] . x))        e: the slot's expert
 
 The same as `expert_gate`, bit for bit, without a launch for the ranking before it. A block
-multiplies the sixteen gate rows and the sixteen up rows of the same features of one expert. What
-can be asked for early is: the column before the ranking, all rows right behind it, and each k tile
-is multiplied when it has come. Warp p takes the k tiles p, p + 8, ..; parts are added in order.
+multiplies sixteen gate rows and the sixteen up rows of the same features of one expert with one
+token; of more tokens than one it takes the next sixteen features, too: fewer blocks have to rank.
+What can be asked for early is: the column before the ranking, all rows right behind it, and each k
+tile is multiplied when it has come. Warp p takes the k tiles p, p + 8, ..; parts are added in
+order.
 
 The successor is let go when the router's products are complete, not before: so `expert_down_ranked`
 may rank early, too.
@@ -46,18 +48,20 @@ Index = Any
 
 
 @cache
-def make_gate_ranked(format: TensorFormat, k_tiles: int, num_experts: int) -> Kernel:
-    """Grid (width / 16, slots), block (256,).
+def make_gate_ranked(format: TensorFormat, k_tiles: int, num_experts: int, tiles: int) -> Kernel:
+    """Grid (width / 16 / ``tiles``, slots, tokens), block (256,).
 
     Args:
         format: of the weights.
         k_tiles: tiles along K, up to `MOST_TILES`.
         num_experts: of the router.
+        tiles: of sixteen features that a block takes, one or two.
     """
     each, tile_bytes = -(-k_tiles // PARTS), PAIR_FORMATS[format].tile_bytes
-    warp_bytes = each * (2 * tile_bytes + _COLUMN_BYTES)
+    stage_bytes = each * 2 * tile_bytes
+    warp_bytes = tiles * stage_bytes + each * _COLUMN_BYTES
     parts_at = PARTS * warp_bytes
-    scratch_at = parts_at + PARTS * _PART_BYTES
+    scratch_at = parts_at + tiles * PARTS * _PART_BYTES
     rank_block, bring = make_rank_block(num_experts), _make_bring(format, k_tiles)
     ask, multiply = _make_ask(format, k_tiles), _make_multiply(format, k_tiles)
 
@@ -75,33 +79,41 @@ def make_gate_ranked(format: TensorFormat, k_tiles: int, num_experts: int) -> Ke
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         block = ptx.shared_address(memory)
         ring = block + uint32(warp) * uint32(warp_bytes)
-        columns = ring + uint32(each * 2 * tile_bytes)
+        columns = ring + uint32(tiles * stage_bytes)
         scratch = block + uint32(scratch_at)
         ptx.wait_for_predecessor()
         ptx.release_successor()
-        bring(columns, base, sums, warp, lane)
-        rank_block(router, chosen, warp, lane, scratch)
+        token = uint64(cuda.blockIdx.z)
+        bring(columns, base + token * uint64(64), sums + token * uint64(4), warp, lane)
+        line = router + token * uint64(4 * (num_experts + 1))
+        rank_block(line, chosen, warp, lane, scratch)
         at = scratch + uint32(RANKED_AT) + uint32(cuda.blockIdx.y) * uint32(4)
-        up = int32(width >> int32(4))
-        row = int32(ptx.shared_u32(at)) * int32(2) * up + int32(cuda.blockIdx.x)
-        ask(ring, codes, row, up, warp, lane)
+        up, first = int32(width >> int32(4)), int32(cuda.blockIdx.x) * int32(tiles)
+        row = int32(ptx.shared_u32(at)) * int32(2) * up
+        for t in range(tiles):
+            tile = min(int32(first + int32(t)), int32(up - int32(1)))
+            ask(ring + uint32(t * stage_bytes), codes, row + tile, up, warp, lane)
         total = cuda.local.array(8, float32)
-        multiply(ring, columns, warp, lane, total)
-        parts = block + uint32(parts_at)
-        if lane & int32(3) == int32(0):
-            to = (
-                parts + uint32(warp) * uint32(_PART_BYTES) + (uint32(lane) >> uint32(2)) * uint32(4)
-            )
-            for m in range(2):
-                here = to + uint32(m * TILE_ROWS * 4)
-                ptx.put_shared_f32(here, total[4 * m])
-                ptx.put_shared_f32(here + uint32(32), total[4 * m + 2])
+        for t in range(tiles):
+            newer = (tiles - 1 - t) * each
+            multiply(ring + uint32(t * stage_bytes), columns, warp, lane, newer, total)
+            if lane & int32(3) == int32(0):
+                to = block + uint32(parts_at + t * PARTS * _PART_BYTES)
+                to += uint32(warp) * uint32(_PART_BYTES)
+                to += (uint32(lane) >> uint32(2)) * uint32(4)
+                for m in range(2):
+                    here = to + uint32(m * TILE_ROWS * 4)
+                    ptx.put_shared_f32(here, total[4 * m])
+                    ptx.put_shared_f32(here + uint32(32), total[4 * m + 2])
         cuda.syncthreads()
-        if warp == int32(0):
-            _finish(parts, out, out_width, lane)
+        tile = int32(first + warp)
+        if warp < int32(tiles) and tile < up:
+            parts = block + uint32(parts_at) + uint32(warp) * uint32(PARTS * _PART_BYTES)
+            slot = token * uint64(chosen) + uint64(cuda.blockIdx.y)
+            _finish(parts, out + slot * uint64(out_width * int32(2)), tile, lane)
 
     return Kernel(
-        f"expert_gate_ranked_{format.name.lower()}_{k_tiles}_{num_experts}",
+        f"expert_gate_ranked_{format.name.lower()}_{k_tiles}_{num_experts}_{tiles}",
         gate,
         (Param.ADDRESS,) * 5 + (Param.I32,) * 3,
         threads=THREADS,
@@ -155,24 +167,31 @@ def _make_ask(format: TensorFormat, k_tiles: int) -> Any:
 
 
 def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
-    """Products of a warp's tiles as they come: the same column eight times."""
+    """Products of a warp's tiles as they come, before ``newer`` copies: one column eight times."""
     each, tile_bytes = -(-k_tiles // PARTS), PAIR_FORMATS[format].tile_bytes
     num_words, num_sums = 4 * _UNIT_SLABS, 2 * unit_groups(format, _UNIT_SLABS)
     load, products = make_load_alone(format, _UNIT_SLABS), make_multiply(format, 2, 1, _UNIT_SLABS)
     make_own_masks = make_masks(format, keeps=True)
 
     @device_function
-    def multiply(ring: Address, columns: Address, warp: Index, lane: Index, total: Array) -> None:
+    def multiply(
+        ring: Address, columns: Address, warp: Index, lane: Index, newer: int, total: Array
+    ) -> None:
         x = cuda.local.array(num_words, uint32)
         s = cuda.local.array(num_sums, float32)
         masks = make_own_masks()
         for i in range(8):
             total[i] = float32(0.0)
         for i in range(each):
-            if i + 1 < each:
-                ptx.wait_copies_1()
-            else:
+            left = newer + each - 1 - i
+            if left == 0:
                 ptx.wait_copies_0()
+            elif left == 1:
+                ptx.wait_copies_1()
+            elif left == 2:
+                ptx.wait_copies_2()
+            else:
+                ptx.wait_copies_3()
             ptx.sync_warp()
             if warp + int32(PARTS * i) < int32(k_tiles):
                 column = columns + uint32(i * _COLUMN_BYTES)
@@ -184,7 +203,7 @@ def _make_multiply(format: TensorFormat, k_tiles: int) -> Any:
 
 
 @device_function
-def _finish(parts: Address, out: Address, out_width: Index, lane: Index) -> None:
+def _finish(parts: Address, out: Address, tile: Index, lane: Index) -> None:
     """Add parts in order and gate: a lane for each of the 32 rows."""
     at = parts + uint32(lane) * uint32(4)
     value = ptx.shared_f32(at)
@@ -195,6 +214,5 @@ def _finish(parts: Address, out: Address, out_width: Index, lane: Index) -> None
     other = cuda.shfl_xor_sync(0xFFFFFFFF, active, 4)
     if lane & int32(20) == int32(0):
         # Features i and i + 4 of a chunk are one word, the i-th.
-        word = int32(cuda.blockIdx.x) * int32(8) + (lane >> int32(3)) * int32(4) + (lane & int32(3))
-        slot = uint64(cuda.blockIdx.y) * uint64(out_width * int32(2))
-        ptx.store_u32(out + slot + uint64(word * int32(4)), ptx.bf16x2_of_f32(active, other))
+        word = tile * int32(8) + (lane >> int32(3)) * int32(4) + (lane & int32(3))
+        ptx.store_u32(out + uint64(word * int32(4)), ptx.bf16x2_of_f32(active, other))

@@ -1,9 +1,10 @@
-"""Launcher of a whole mixture for one token: two kernels that rank the experts themselves.
+"""Launcher of a whole mixture for up to three tokens: two kernels that rank the experts themselves.
 
     `expert_gate_ranked`   ranking, gate and up of the chosen experts
     `expert_down_ranked`   ranking, down of the chosen experts, the shared expert, the sum
 
-What is launched for more tokens (`moe.mix`) has the same bits in more launches. Formats are what
+What is launched for more tokens (`moe.mix`) has the same bits in more launches. Each token's
+experts are read for it, so that more would read what they share more than once. Formats are what
 the published profile gives the three weights.
 """
 
@@ -33,20 +34,33 @@ MIXED_FORMATS: Final = (
 """Formats of gate and up, of down, and of the shared expert's down."""
 
 
+MOST_TOKENS: Final = 3
+"""Most tokens of a mixture in two launches."""
+
+
 def is_mixed(
-    stream: CudaStream, chosen: int, gate_up: Matrix, down: Matrix, shared_down: Matrix
+    stream: CudaStream,
+    num_tokens: int,
+    chosen: int,
+    gate_up: Matrix,
+    down: Matrix,
+    shared_down: Matrix,
 ) -> bool:
-    """Whether the two kernels take one token of these operands."""
+    """Whether the two kernels take so many tokens of these operands."""
     formats = (gate_up.format, down.format, shared_down.format)
     hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
     views = (gate_up.first_row, down.first_row, shared_down.first_row)
     num_experts = down.num_rows // hidden
     return (
-        formats in MIXED_FORMATS
+        num_tokens <= MOST_TOKENS
+        and formats in MIXED_FORMATS
         and _suits(hidden, width, shared_width, num_experts, chosen)
         and not any(views)
-        and 2 * chosen * padded_width(width) <= stream.scratch.nbytes
-        and _fits(_kernels(formats, hidden, width, shared_width, num_experts), stream.shared_bytes)
+        and 2 * num_tokens * chosen * padded_width(width) <= stream.scratch.nbytes
+        and _fits(
+            _kernels(formats, hidden, width, shared_width, num_experts, num_tokens),
+            stream.shared_bytes,
+        )
     )
 
 
@@ -61,17 +75,19 @@ def mix(
     chosen: int,
     residual: Tensor,
 ) -> None:
-    """Add the experts of one token; operands are those that `is_mixed` lets through."""
-    num_experts = router.shape[1] - 1
+    """Add the experts of a few tokens; operands are those that `is_mixed` lets through."""
+    num_tokens, num_experts = x.num_columns, router.shape[1] - 1
     hidden, width, shared_width = gate_up.num_columns, down.num_columns, shared_down.num_columns
     active, (base, sums, _) = stream.scratch.address, block_parts(x)
     formats = (gate_up.format, down.format, shared_down.format)
-    gate, down_and_shared = _kernels(formats, hidden, width, shared_width, num_experts)
-    places = blocks_for(width // TILE_ROWS * chosen, stream.num_multiprocessors)
+    extents = (hidden, width, shared_width)
+    gate, down_and_shared = _kernels(formats, *extents, num_experts, num_tokens)
+    groups = blocks_for(width // TILE_ROWS, _tiles_of_block(num_tokens))
+    places = blocks_for(groups * chosen * num_tokens, stream.num_multiprocessors)
     closing = closing_bytes(stream.shared_bytes + RESERVED_SHARED, places)
     stream.launch(
         gate,
-        (width // TILE_ROWS, chosen, 1),
+        (groups, chosen, num_tokens),
         (
             gate_up.storage.address,
             base,
@@ -86,7 +102,7 @@ def mix(
     )
     stream.launch(
         down_and_shared,
-        (hidden // TILE_ROWS, 1, 1),
+        (hidden // TILE_ROWS, num_tokens, 1),
         (
             down.storage.address,
             shared_down.storage.address,
@@ -110,7 +126,9 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
     if not _suits(hidden, width, shared_width, num_experts, shapes.experts_per_token):
         return ()
     pairs = [
-        _kernels(formats, hidden, width, shared_width, num_experts) for formats in MIXED_FORMATS
+        _kernels(formats, hidden, width, shared_width, num_experts, tokens)
+        for formats in MIXED_FORMATS
+        for tokens in range(1, MOST_TOKENS + 1)
     ]
     fitting = [pair for pair in pairs if _fits(pair, shapes.block_shared_bytes)]
     return tuple(dict.fromkeys(kernel for pair in fitting for kernel in pair))
@@ -128,7 +146,12 @@ def _suits(hidden: int, width: int, shared_width: int, num_experts: int, chosen:
 
 
 def _kernels(
-    formats: tuple[TensorFormat, ...], hidden: int, width: int, shared_width: int, num_experts: int
+    formats: tuple[TensorFormat, ...],
+    hidden: int,
+    width: int,
+    shared_width: int,
+    num_experts: int,
+    num_tokens: int,
 ) -> tuple[Kernel, Kernel]:
     """The kernels for formats of `MIXED_FORMATS`."""
     gate, down, shared = formats
@@ -136,9 +159,14 @@ def _kernels(
         padded_width(extent) // TILE_FEATURES for extent in (hidden, width, shared_width)
     )
     return (
-        make_gate_ranked(gate, hidden_tiles, num_experts),
+        make_gate_ranked(gate, hidden_tiles, num_experts, _tiles_of_block(num_tokens)),
         make_down_ranked(down, width_tiles, shared, shared_tiles, num_experts),
     )
+
+
+def _tiles_of_block(num_tokens: int) -> int:
+    """Tiles of sixteen features: blocks of two tokens find room as those of one do."""
+    return min(2, num_tokens)
 
 
 def _fits(kernels: tuple[Kernel, Kernel], block_shared_bytes: int) -> bool:

@@ -1,6 +1,6 @@
 """Mixture of experts on CUDA: launchers.
 
-    one token          `expert_mix`: a whole mixture in two kernels, where formats allow
+    up to 3            `expert_mix`: a whole mixture in two kernels, where formats allow
     up to 8            gate and up, each block finding its tokens itself ; down and the whole sum
     up to 128          the same with a plan of which tokens go with which expert
     more               `expert_many`, prefill; the same as before where there are no warpgroups, or
@@ -116,8 +116,8 @@ def mix(
     """
     gate_up, down, shared_down = weights.gate_up, weights.down, weights.shared_down
     chosen = between.experts.shape[1]
-    if x.num_columns == 1 and expert_mix.is_mixed(stream, chosen, gate_up, down, shared_down):
-        three = (gate_up, down, shared_down)
+    three = (gate_up, down, shared_down)
+    if expert_mix.is_mixed(stream, x.num_columns, chosen, *three):
         expert_mix.mix(stream, x, router, shared_gate_up, *three, chosen, residual)
         return
     ranked = (between.experts, between.weights, between.shared_gate)
