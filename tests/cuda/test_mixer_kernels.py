@@ -26,6 +26,7 @@ from ninfer.kernels.cuda.delta_scan import make_scan
 from ninfer.kernels.cuda.delta_scan_wide import make_wide_scan
 from ninfer.kernels.cuda.expert_down import make_down
 from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
+from ninfer.kernels.cuda.expert_gate_joined import make_gate_joined
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
 from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
@@ -62,6 +63,7 @@ LARGE = [
         partial(make_gate, TensorFormat.Q4, 16, 2, is_listed, GATE_STAGES)
         for is_listed in (False, True)
     ),
+    partial(make_gate_joined, TensorFormat.Q4, 16, 256, TensorFormat.W8, 4),
     *(partial(make_down, format, 4, 1) for format in (TensorFormat.Q5, TensorFormat.Q6)),
     partial(make_expert_wide, ExpertWide(TensorFormat.Q4, True)),
     partial(make_expert_wide, ExpertWide(TensorFormat.Q5, False)),

@@ -22,6 +22,7 @@ from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.expert_down import down_kernel
 from ninfer.kernels.cuda.expert_down_ranked import make_down_ranked
 from ninfer.kernels.cuda.expert_gate import gate_stages, make_gate, walk_stages
+from ninfer.kernels.cuda.expert_gate_joined import make_gate_joined
 from ninfer.kernels.cuda.expert_gate_ranked import make_gate_ranked
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank_and_gate
@@ -57,6 +58,7 @@ def test_variants() -> tuple[Kernel, ...]:
             make_down_ranked(format, 4, TensorFormat.W8, 4, 16)
             for format in (TensorFormat.Q5, TensorFormat.Q6)
         ),
+        make_gate_joined(TensorFormat.Q4, 16, 16, TensorFormat.W8, 4),
         make_rank_and_gate(16, True),
         make_rank_and_gate(8, False),
         *kernels_of(DeltaHeads(1, 2, 8, 16)),

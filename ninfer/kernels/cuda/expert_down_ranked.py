@@ -21,7 +21,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.device_functions import lower_bf16, upper_bf16
+from ninfer.kernels.cuda.device_functions import lower_bf16
 from ninfer.kernels.cuda.expert_columns import make_load_alone
 from ninfer.kernels.cuda.expert_down_parts import (
     WARPS,
@@ -36,9 +36,9 @@ from ninfer.kernels.cuda.expert_rank_block import (
     make_rank_block,
     weight_of,
 )
+from ninfer.kernels.cuda.expert_shared import gate_chunk
 from ninfer.kernels.cuda.group_products import make_multiply, unit_groups
 from ninfer.kernels.cuda.launch import WARP
-from ninfer.kernels.cuda.pointwise import gated
 from ninfer.kernels.cuda.skinny_shape import PARTS
 from ninfer.kernels.cuda.weight_layout import TILE_ROWS
 from ninfer.kernels.cuda.weight_pairs import PAIR_FORMATS, make_masks
@@ -272,7 +272,7 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
             column = stored + uint32(tile_bytes)
             if lane < int32(16):
                 chunk = int32(part * int32(16) + lane)
-                _gate_chunk(gate_up, width, chunk, column + uint32(lane) * uint32(16))
+                gate_chunk(gate_up, width, chunk, column + uint32(lane) * uint32(16))
             ptx.wait_copies_0()
             ptx.sync_warp()
             load(column, column, 0, lane, 0, x, s)
@@ -280,23 +280,3 @@ def _make_part(format: TensorFormat, k_tiles: int) -> Any:
         return total[0], total[2]
 
     return make_part
-
-
-@device_function
-def _gate_chunk(gate_up: Address, width: Index, chunk: Index, to: Address) -> None:
-    """Eight gated features, zeros behind the last; features i and i + 4 are one word."""
-    w0, w1, w2, w3 = uint32(0), uint32(0), uint32(0), uint32(0)
-    if chunk * int32(8) < width:
-        row = gate_up + uint64(chunk) * uint64(16)
-        g0, g1, g2, g3 = ptx.fresh_u32x4(row)
-        u0, u1, u2, u3 = ptx.fresh_u32x4(row + uint64(width) * uint64(2))
-        w0 = _pair(lower_bf16(g0), lower_bf16(u0), lower_bf16(g2), lower_bf16(u2))
-        w1 = _pair(upper_bf16(g0), upper_bf16(u0), upper_bf16(g2), upper_bf16(u2))
-        w2 = _pair(lower_bf16(g1), lower_bf16(u1), lower_bf16(g3), lower_bf16(u3))
-        w3 = _pair(upper_bf16(g1), upper_bf16(u1), upper_bf16(g3), upper_bf16(u3))
-    ptx.put_shared_u32x4(to, w0, w1, w2, w3)
-
-
-@device_function
-def _pair(gate: Any, up: Any, other_gate: Any, other_up: Any) -> Any:
-    return ptx.bf16x2_of_f32(gated(gate, up), gated(other_gate, other_up))

@@ -98,8 +98,7 @@ def make_rank_and_gate(num_experts: int, is_aligned: bool) -> Kernel:
 
 def _make_rank_token(num_experts: int) -> Any:
     """Ranking of token ``blockIdx.x``."""
-    per_lane = -(-num_experts // WARP)
-    load_keys, take_best = _make_load_keys(num_experts), _make_take_best(per_lane)
+    rank_warp = make_rank_warp(num_experts)
 
     @device_function
     def rank_token(
@@ -109,6 +108,19 @@ def _make_rank_token(num_experts: int) -> Any:
         token = uint64(cuda.blockIdx.x)
         line = router + token * uint64(4 * (num_experts + 1))
         gate = ptx.load_f32(line + uint64(4 * num_experts))
+        expert, share = rank_warp(line, chosen, lane)
+        store_ranking(experts, weights, shared_gate, token, chosen, lane, expert, share, gate)
+
+    return rank_token
+
+
+def make_rank_warp(num_experts: int) -> Any:
+    """Ranking by a warp: (line of the router, chosen, lane); a lane's expert and its share."""
+    per_lane = -(-num_experts // WARP)
+    load_keys, take_best = make_load_keys(num_experts), make_take_best(per_lane)
+
+    @device_function
+    def rank_warp(line: Address, chosen: Index, lane: Index) -> Any:
         keys = cuda.local.array(per_lane, uint32)
         load_keys(line, lane, keys)
         total = float32(0.0)
@@ -119,18 +131,34 @@ def _make_rank_token(num_experts: int) -> Any:
             total += value
             if lane == slot:
                 own, own_expert = value, winner
-        if lane < chosen:
-            at = (token * uint64(chosen) + uint64(lane)) * uint64(4)
-            ptx.store_i32(experts + at, own_expert)
-            ptx.store_f32(weights + at, own / total)
-        if lane == int32(0):
-            value = float32(1.0) / (float32(1.0) + float32(math.exp(-gate)))
-            ptx.store_f32(shared_gate + token * uint64(4), value)
+        return int32(own_expert), own / total
 
-    return rank_token
+    return rank_warp
 
 
-def _make_load_keys(num_experts: int) -> Any:
+@device_function
+def store_ranking(
+    experts: Address,
+    weights: Address,
+    shared_gate: Address,
+    token: Index,
+    chosen: Index,
+    lane: Index,
+    expert: Index,
+    share: Any,
+    gate: Any,
+) -> None:
+    """Write what a warp has ranked, and the share of the shared expert."""
+    if lane < chosen:
+        at = (token * uint64(chosen) + uint64(lane)) * uint64(4)
+        ptx.store_i32(experts + at, expert)
+        ptx.store_f32(weights + at, share)
+    if lane == int32(0):
+        value = float32(1.0) / (float32(1.0) + float32(math.exp(-gate)))
+        ptx.store_f32(shared_gate + token * uint64(4), value)
+
+
+def make_load_keys(num_experts: int) -> Any:
     """Keys of experts ``lane + 32 i``; 0 where there is none."""
     per_lane = -(-num_experts // WARP)
 
@@ -154,7 +182,7 @@ def _make_load_keys(num_experts: int) -> Any:
     return load_keys
 
 
-def _make_take_best(per_lane: int) -> Any:
+def make_take_best(per_lane: int) -> Any:
     """Largest key of the warp and its expert, the lowest of equals; the key becomes 0."""
 
     @device_function

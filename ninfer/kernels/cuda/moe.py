@@ -1,6 +1,7 @@
 """Mixture of experts on CUDA: launchers.
 
     up to 3            `expert_mix`: a whole mixture in two kernels, where formats allow
+    4 to 8             `expert_join`: the same in two others
     up to 8            gate and up, each block finding its tokens itself ; down and the whole sum
     up to 128          the same with a plan of which tokens go with which expert
     more               `expert_many`, prefill; the same as before where there are no warpgroups, or
@@ -16,7 +17,7 @@ from typing import Final
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.stream import CudaStream
 from ninfer.errors import ShapeError
-from ninfer.kernels.cuda import expert_many, expert_mix, fragments, linear, pointwise
+from ninfer.kernels.cuda import expert_join, expert_many, expert_mix, fragments, linear, pointwise
 from ninfer.kernels.cuda.column_fragments import fragments_grid, make_fragments
 from ninfer.kernels.cuda.column_image import FRAGMENT_COLUMNS, is_image
 from ninfer.kernels.cuda.expert_columns import slot_steps
@@ -120,6 +121,9 @@ def mix(
     if expert_mix.is_mixed(stream, x.num_columns, chosen, *three):
         expert_mix.mix(stream, x, router, shared_gate_up, *three, chosen, residual)
         return
+    if expert_join.is_joined(stream, x.num_columns, chosen, *three):
+        expert_join.join(stream, x, router, shared_gate_up, weights, between, residual)
+        return
     ranked = (between.experts, between.weights, between.shared_gate)
     route_and_gate(stream, router, shared_gate_up, *ranked, between.hidden)
     linear.project(stream, between.hidden, shared_down, between.shared, 0)
@@ -198,7 +202,7 @@ def declared(shapes: KernelShapes) -> tuple[Kernel, ...]:
         kinds = dict.fromkeys(((False, one), (False, many), (True, many)))
         made += [make_gate(format, hidden_tiles, steps, *kind) for kind in kinds]
         made.append(down_kernel(format, width_tiles, each, most))
-    made += expert_mix.declared(shapes)
+    made += (*expert_mix.declared(shapes), *expert_join.declared(shapes))
     return (*made, *(expert_many.declared(shapes) if shapes.has_warpgroups else ()))
 
 
