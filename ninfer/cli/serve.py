@@ -24,7 +24,8 @@ from ninfer.cli.options import (
 )
 from ninfer.cli.text_input import read_text, reason_of, text_argument
 from ninfer.config import EngineConfig
-from ninfer.gateway.gateway_settings import GatewaySettings, SamplingChoices
+from ninfer.gateway.gateway_settings import GatewaySettings, Reach, SamplingChoices
+from ninfer.gateway.listening_socket import numeric_address
 from ninfer.gateway.server import ServeEnd, ServePlan, serve
 from ninfer.generation import number_text
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, Progress
@@ -68,7 +69,7 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
     Raises:
         UsageError: a key file cannot be read, everybody could reach a server without a key, or an
             option would do nothing.
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is out of its range, or the host has no address.
     """
     if options.no_auth:
         refuse_idle(
@@ -82,6 +83,7 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
     keys = _keys(options, console)
     settings = GatewaySettings(
         host=options.host,
+        address=numeric_address(options.host),
         port=options.port,
         http_server=options.http_server,
         api_keys=() if options.no_auth else keys,
@@ -119,14 +121,25 @@ def gateway_settings(options: argparse.Namespace, console: Console) -> GatewaySe
         request_log=options.request_log,
         stats_interval_s=options.stats_s,
     )
-    if not settings.is_loopback and not settings.api_keys:
-        if settings.host in ("0.0.0.0", "::") and not options.no_auth:
+    if not settings.api_keys:
+        _check_open_door(settings, console, is_meant=options.no_auth)
+    return settings
+
+
+def _check_open_door(settings: GatewaySettings, console: Console, *, is_meant: bool) -> None:
+    """Judge an address that is listened on without a key."""
+    host, address = settings.host, settings.bound_host
+    named = host if host == address else f"{host} ({address})"
+    match settings.reach:
+        case Reach.THIS_MACHINE:
+            return
+        case Reach.EVERY_NETWORK if not is_meant:
             raise UsageError(
-                f"--host {settings.host} without a key lets everybody in; give --api-key-file, or "
+                f"--host {named} without a key lets everybody in; give --api-key-file, or "
                 "--no-auth if that is meant"
             )
-        console.warn(f"everybody who reaches {settings.host} may use this server")
-    return settings
+        case Reach.EVERY_NETWORK | Reach.ONE_NETWORK:
+            console.warn(f"everybody who reaches {named} may use this server")
 
 
 def _loaded(

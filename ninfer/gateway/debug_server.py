@@ -28,9 +28,9 @@ class DebugServer:
     def __init__(self, application: Flask, gateway: Gateway) -> None:
         settings = gateway.settings
         # Werkzeug ends the process where it cannot bind; it gets a socket that listens, as a copy.
-        with listening_socket(settings.host, settings.port, LISTEN_QUEUE) as listening:
+        with listening_socket(settings.bound_host, settings.port, LISTEN_QUEUE) as listening:
             self._server = make_server(
-                settings.host, 0, application, threaded=True, fd=listening.fileno()
+                settings.bound_host, 0, application, threaded=True, fd=listening.fileno()
             )
             self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

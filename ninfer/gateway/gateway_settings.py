@@ -5,6 +5,8 @@ options and ``NINFER_*`` variables is the command line's business. Source: the s
 sections 1, 10 to 13.
 """
 
+import enum
+import ipaddress
 from dataclasses import dataclass
 
 from ninfer.errors import ConfigurationError
@@ -33,12 +35,22 @@ class SamplingChoices:
     seed: int | None = None
 
 
+class Reach(enum.Enum):
+    """Who can connect to an address."""
+
+    THIS_MACHINE = enum.auto()  # a loopback address
+    ONE_NETWORK = enum.auto()  # whoever reaches this one address
+    EVERY_NETWORK = enum.auto()  # whoever reaches any address of this machine
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """Everything about the server that is not about the engine.
 
     Attributes:
         host, port: where to listen; port 0 takes a free one.
+        address: the numeric address that ``host`` means, `numeric_address`, so that what is judged
+            is what is bound; empty while ``host`` is numeric itself or was not looked up.
         http_server: ``waitress``, or ``werkzeug`` for debugging.
         api_keys: accepted keys as bytes; empty switches authentication off.
         allowed_hosts: names the Host header may have on a loopback listener, beyond its own.
@@ -68,6 +80,7 @@ class GatewaySettings:
     """
 
     host: str = "127.0.0.1"
+    address: str = ""
     port: int = 8000
     http_server: str = "waitress"
     api_keys: tuple[bytes, ...] = ()
@@ -118,9 +131,30 @@ class GatewaySettings:
             )
 
     @property
+    def bound_host(self) -> str:
+        """What the listening socket is bound to."""
+        return self.address or self.host
+
+    @property
+    def reach(self) -> Reach:
+        """Who can connect; a name that was not looked up is taken for an address of one network."""
+        if self.bound_host in LOOPBACK_HOSTS:
+            return Reach.THIS_MACHINE
+        try:
+            address = ipaddress.ip_address(self.bound_host)
+        except ValueError:
+            return Reach.ONE_NETWORK
+        if isinstance(address, ipaddress.IPv6Address):
+            # Before Python 3.13 ::ffff:127.0.0.1 is neither loopback nor unspecified by itself.
+            address = address.ipv4_mapped or address
+        if address.is_unspecified:
+            return Reach.EVERY_NETWORK
+        return Reach.THIS_MACHINE if address.is_loopback else Reach.ONE_NETWORK
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")
+        return self.reach is Reach.THIS_MACHINE
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

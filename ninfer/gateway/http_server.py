@@ -61,7 +61,7 @@ class HttpServer:
         settings = gateway.settings
         threads = gateway.slots.limit + EXTRA_THREADS
         intake = intake or IntakeLimits(held_bytes=threads * settings.max_request_bytes)
-        self._socket = listening_socket(settings.host, settings.port, BACKLOG)
+        self._socket = listening_socket(settings.bound_host, settings.port, BACKLOG)
         self.host = settings.host
         self.port: int = self._socket.getsockname()[1]
         with warnings.catch_warnings():

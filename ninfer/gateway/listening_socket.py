@@ -33,6 +33,17 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     return listening
 
 
+def numeric_address(host: str) -> str:
+    """The address that a host stands for here, whatever its spelling: ``0`` is ``0.0.0.0``.
+
+    Raises:
+        ConfigurationError: the host has no address.
+    """
+    _, _, _, address = _resolved(host, 0)
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{scope}" if scope else str(address[0])
+
+
 def address_url(host: str, port: int) -> str:
     """Spell an address as a browser takes it."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -41,6 +52,8 @@ def address_url(host: str, port: int) -> str:
 def _resolved(
     host: str, port: int
 ) -> tuple[socket.AddressFamily, socket.SocketKind, int, tuple[object, ...]]:
+    if not host:
+        raise ConfigurationError("host is empty; 127.0.0.1 is this machine alone", field="host")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         found = socket.getaddrinfo(

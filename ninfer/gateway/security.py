@@ -28,7 +28,8 @@ def check_host(host_header: str | None, settings: GatewaySettings) -> None:
     if not settings.is_loopback:
         return
     name = _host_name(host_header or "")
-    if name not in LOOPBACK_HOSTS | settings.allowed_hosts | {settings.host}:
+    own = {settings.host.lower(), settings.bound_host}
+    if name not in LOOPBACK_HOSTS | settings.allowed_hosts | own:
         raise RequestError(
             f"Host is {shown(name)}; a server on {settings.host} answers to localhost, 127.0.0.1, "
             "[::1] and the names of --allowed-host",

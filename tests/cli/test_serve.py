@@ -4,6 +4,7 @@ import argparse
 import io
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def settings(*arguments: str) -> tuple[GatewaySettings, str]:
     return gateway_settings(options, Console(options, stream=written)), written.getvalue()
 
 
+def resolver(address: str) -> Callable[..., list[tuple[object, ...]]]:
+    """A name service that knows one address."""
+
+    def resolved(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    return resolved
+
+
 def test_defaults_are_those_of_the_contract() -> None:
     chosen, warnings = settings()
 
@@ -59,9 +69,44 @@ def test_the_device_keeps_as_much_memory_free_as_it_is_told(
     assert engine_config(parsed(*arguments)).kv_headroom_bytes == nbytes
 
 
-def test_open_address_without_a_key_is_refused() -> None:
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "0", "0x0", "000.0.0.0", "0.0", "::ffff:0.0.0.0", "0:0:0:0:0:0:0:0", "::0"],
+)
+def test_open_address_without_a_key_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="lets everybody in"):
-        settings("--host", "0.0.0.0")
+        settings("--host", host)
+
+
+def test_name_of_every_address_is_refused_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver("0.0.0.0"))
+
+    with pytest.raises(UsageError, match=r"--host anywhere \(0\.0\.0\.0\) without a key"):
+        settings("--host", "anywhere")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.1", "0x7f000001", "::1", "0::1", "::ffff:127.0.0.1", "localhost"]
+)
+def test_address_of_this_machine_alone_needs_no_key(host: str) -> None:
+    chosen, warnings = settings("--host", host)
+
+    assert (chosen.is_loopback, warnings) == (True, "")
+
+
+def test_name_that_only_begins_like_loopback_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver("192.0.2.7"))
+
+    chosen, warnings = settings("--host", "127.example.org")
+
+    assert (chosen.is_loopback, chosen.bound_host) == (False, "192.0.2.7")
+    assert "everybody who reaches 127.example.org (192.0.2.7) may use this server" in warnings
+
+
+@pytest.mark.parametrize("further", [[], ["--no-auth"], ["--api-key", "k"]])
+def test_empty_host_is_refused(further: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="host is empty"):
+        settings("--host", "", *further)
 
 
 @pytest.mark.parametrize("arguments", [["--host", "0.0.0.0", "--no-auth"], ["--host", "192.0.2.7"]])

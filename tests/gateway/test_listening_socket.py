@@ -4,7 +4,7 @@ from typing import NoReturn
 import pytest
 
 from ninfer.errors import ConfigurationError
-from ninfer.gateway.listening_socket import address_url, listening_socket
+from ninfer.gateway.listening_socket import address_url, listening_socket, numeric_address
 
 
 def test_socket_that_was_asked_for_a_free_port_listens() -> None:
@@ -31,6 +31,19 @@ def test_host_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(ConfigurationError, match="host is 'nowhere': Name or service not known"):
         listening_socket("nowhere", 8000, 1)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("0", "0.0.0.0"), ("0x7f.1", "127.0.0.1"), ("::0", "::"), ("fe80::1%1", "fe80::1%1")],
+)
+def test_address_is_that_which_is_bound(host: str, address: str) -> None:
+    assert numeric_address(host) == address
+
+
+def test_empty_host_is_not_looked_up() -> None:
+    with pytest.raises(ConfigurationError, match="host is empty"):
+        listening_socket("", 0, 1)
 
 
 def test_address_of_the_newer_protocol_stands_in_brackets() -> None:

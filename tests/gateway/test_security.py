@@ -214,3 +214,13 @@ def _whole(connection: socket.socket) -> bytes:
         data += piece
     connection.close()
     return data
+
+
+@pytest.mark.parametrize("header", ["mybox:8000", "MyBox", "127.0.1.1:8000", "localhost"])
+def test_name_of_loopback_answers_to_itself_and_to_its_address(header: str) -> None:
+    check_host(header, GatewaySettings(host="MyBox", address="127.0.1.1"))
+
+
+def test_name_of_loopback_is_guarded_against_rebinding() -> None:
+    with pytest.raises(RequestError, match=r"Host is 'evil\.example'"):
+        check_host("evil.example", GatewaySettings(host="mybox", address="127.0.1.1"))
