@@ -47,6 +47,8 @@ class Kernel:
         is_warpgroup: uses instructions of `warpgroup`, which only sm_90 has.
         cluster_blocks: neighbouring blocks that start together; more than one use instructions of
             `cluster`, which sm_90 and later have.
+        is_whole: compiled as a whole program, where warpgroups may exchange registers; then
+            ``max_registers`` is what a thread starts with.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Kernel:
     min_blocks: int = 0
     is_warpgroup: bool = False
     cluster_blocks: int = 1
+    is_whole: bool = False
 
 
 def source_digest(kernel: Kernel) -> str:
@@ -67,6 +70,8 @@ def source_digest(kernel: Kernel) -> str:
     digest.update(repr(attributes).encode())
     if kernel.is_warpgroup:
         digest.update(f"warpgroup 1 {kernel.max_registers}".encode())
+    if kernel.is_whole:
+        digest.update(b"whole 1")
     for line in _describe(kernel.function, set()):
         digest.update(line.encode())
         digest.update(b"\0")

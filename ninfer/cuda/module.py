@@ -302,17 +302,26 @@ def _is_whole(target: str) -> bool:
 def _build(kernel: Kernel, target: str, recipe: Recipe) -> Compiled:
     architecture = f"{target}a" if kernel.is_warpgroup else target
     options = (f"-arch={architecture}", *_LINK_OPTIONS, *recipe.options)
-    if _is_whole(target):
+    if kernel.is_whole or _is_whole(target):
+        waits = not kernel.is_whole or translation.waits(kernel)
         code = translation.bitcode(kernel, recipe.min_blocks)
         cubin, log = linker.link_bitcode(code, kernel.name, options)
     else:
         ptx = translation.ptx_text(kernel, _FIRST_DEPENDENT, recipe.min_blocks)
-        if _WAIT not in ptx:
-            raise InvariantError(f"kernel {kernel.name!r} never waits for its predecessor")
+        waits = _WAIT in ptx
         cubin, log = linker.link_ptx(ptx, kernel.name, options)
+    if not waits:
+        raise InvariantError(f"kernel {kernel.name!r} never waits for its predecessor")
     if _SERIALISED in log:
         raise InvariantError(f"kernel {kernel.name!r}: warpgroup products wait for each other")
-    return Compiled(kernel.name, target, cubin, figures_of(log))
+    figures = figures_of(log)
+    if kernel.is_whole and figures.registers != kernel.max_registers:
+        # What is given away would be less than what others take, who would wait for ever.
+        raise InvariantError(
+            f"kernel {kernel.name!r} starts with {figures.registers} registers a thread, "
+            f"not {kernel.max_registers}"
+        )
+    return Compiled(kernel.name, target, cubin, figures)
 
 
 def _read(path: Path, key: str, name: str, target: str) -> Compiled | None:

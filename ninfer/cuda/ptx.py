@@ -321,6 +321,9 @@ copy_async_8 = define(
 copy_async_4 = define(
     "cp.async.ca.shared.global [$0], [$1], 4, $2;", [], [_U32, _U64, _U32], is_ordered=True
 )
+placed_u32 = define(  # its operand; what is reckoned of it stays behind, in the branch or loop
+    "mov.u32 $0, $1;", [_U32], [_U32], is_ordered=True
+)
 copy_async_16_if = define(  # where the last operand is not 0; past the first-level cache
     "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p cp.async.cg.shared.global.L2::256B [$0], [$1], 16; }",
     [],

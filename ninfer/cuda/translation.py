@@ -24,6 +24,7 @@ _ENTRY: Final = re.compile(rb"\.visible \.entry ([\w$]+)")
 _ENVIRONMENT: Final = re.compile(rb"\.common \.global \.align 8 \.u64 _ZN08NumbaEnv\w+;")
 _MIN_BLOCKS: Final = re.compile(rb"\.minnctapersm \d+")
 _DEPENDENT: Final = re.compile(r'"griddepcontrol\.\w+;"')
+_WAIT: Final = '"griddepcontrol.wait;"'
 _KINDS: Final[dict[Param, Any]] = {
     Param.ADDRESS: types.uint64,
     Param.U64: types.uint64,
@@ -32,6 +33,7 @@ _KINDS: Final[dict[Param, Any]] = {
     Param.F32: types.float32,
 }
 _BITCODE_ARCHITECTURE: Final = "compute_80"
+_WARPGROUP_ARCHITECTURE: Final = "compute_90a"
 _LATE_PARTS: Final = "numba.cuda.cudaimpl"  # of the compiler, which loads them when it compiles
 
 
@@ -77,7 +79,9 @@ def ptx_text(kernel: Kernel, capability: tuple[int, int], min_blocks: int) -> by
 
 
 def bitcode(kernel: Kernel, min_blocks: int) -> bytes:
-    """A kernel under its own name for link-time optimisation, for chips without dependent launch.
+    """A kernel under its own name for link-time optimisation.
+
+    Unless it is for warpgroups, it is for chips without dependent launch.
 
     Args:
         kernel: what is translated.
@@ -86,10 +90,18 @@ def bitcode(kernel: Kernel, min_blocks: int) -> bytes:
     texts, entry = _llvm_texts(kernel)
     own = []
     for text in texts:
-        renamed = _DEPENDENT.sub('""', text).replace(entry, kernel.name)
+        renamed = text.replace(entry, kernel.name)
+        if not kernel.is_warpgroup:
+            renamed = _DEPENDENT.sub('""', renamed)
         own.append(re.sub(r'!"minctasm", i32 \d+', f'!"minctasm", i32 {min_blocks}', renamed))
-    options = {"opt": 3, "arch": _BITCODE_ARCHITECTURE, "gen-lto": None}
+    architecture = _WARPGROUP_ARCHITECTURE if kernel.is_warpgroup else _BITCODE_ARCHITECTURE
+    options = {"opt": 3, "arch": architecture, "gen-lto": None}
     return bytes(nvvm.compile_ir(own, **options))
+
+
+def waits(kernel: Kernel) -> bool:
+    """Whether a kernel has an instruction that waits for its predecessor."""
+    return any(_WAIT in text for text in _llvm_texts(kernel)[0])
 
 
 @lru_cache(maxsize=2)

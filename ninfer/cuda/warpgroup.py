@@ -7,8 +7,8 @@ that the compiler sees each sum as one register that goes in and comes out. Prod
 program: `multiply_block` returns when the *previous* block of products has ended, and nothing may
 touch the sums before `finish_products`.
 
-`setmaxnreg` is missing on purpose: nvJitLink assembles for linking, and its assembler ignores the
-instruction there.
+Warpgroups exchange registers (`more_registers`) in kernels that are compiled as a whole program
+only: assembled for linking, the assembler ignores the instruction.
 
 Knows no kernel. Source: PTX ISA manual, asynchronous warpgroup level instructions.
 """
@@ -90,6 +90,22 @@ copy_bulk_if = define(
     [_U32, _U32, _U64, _U32, _U32],
     is_ordered=True,
 )
+
+
+@cache
+def more_registers(count: int) -> Intrinsic:
+    """Make ``()``: a warpgroup's threads go on with so many registers, a multiple of eight.
+
+    They come from what the block started with, so that others must have given them away.
+    """
+    return define(f"setmaxnreg.inc.sync.aligned.u32 {count};", [], [], is_ordered=True)
+
+
+@cache
+def fewer_registers(count: int) -> Intrinsic:
+    """Make ``()``: a warpgroup's threads give away all but so many registers."""
+    return define(f"setmaxnreg.dec.sync.aligned.u32 {count};", [], [], is_ordered=True)
+
 
 # Bulk copies: to, from, bytes, barrier.
 copy_bulk = define(

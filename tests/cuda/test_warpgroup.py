@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from numba import cuda, float32, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.kernel_source import Kernel, Param, source_digest
@@ -72,6 +72,50 @@ def test_sums_that_are_touched_between_products_are_refused() -> None:
 
     with pytest.raises(InvariantError, match="wait for each other"):
         build(Kernel("serial", serial, (Param.ADDRESS,), 128, 255, is_warpgroup=True), "sm_90")
+
+
+def exchanging_kernel(first: int, *, waits: bool = True, is_whole: bool = True) -> Kernel:
+    """Two warpgroups that multiply, and one that gives them its registers."""
+    more, fewer = warpgroup.more_registers(224), warpgroup.fewer_registers(56)
+
+    def exchange(address: int) -> None:
+        if waits:
+            ptx.wait_for_predecessor()
+        if int32(cuda.threadIdx.x) < int32(256):
+            more()
+            ptx.store_u32(address, uint32(1))
+        else:
+            fewer()
+            ptx.store_u32(address, uint32(2))
+
+    return Kernel(
+        "exchange",
+        exchange,
+        (Param.ADDRESS,),
+        threads=384,
+        max_registers=first,
+        min_blocks=1,
+        is_warpgroup=True,
+        is_whole=is_whole,
+    )
+
+
+def test_warpgroups_exchange_registers_in_whole_programs() -> None:
+    kernel = exchanging_kernel(168)
+
+    assert build(kernel, "sm_90").figures.registers == 168
+    assert [target for target in TARGETS if suits(kernel, target)] == ["sm_90"]
+    assert source_digest(kernel) != source_digest(exchanging_kernel(168, is_whole=False))
+
+
+def test_a_start_with_other_registers_than_declared_is_refused() -> None:
+    with pytest.raises(InvariantError, match="starts with 168 registers a thread, not 160"):
+        build(exchanging_kernel(160), "sm_90")
+
+
+def test_a_whole_program_waits_for_its_predecessor_as_others_do() -> None:
+    with pytest.raises(InvariantError, match="never waits"):
+        build(exchanging_kernel(168, waits=False), "sm_90")
 
 
 @pytest.mark.parametrize(
