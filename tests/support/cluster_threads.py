@@ -23,7 +23,7 @@ from tests.support.race_watch import WatchedTurns
 from tests.support.turns import Meeting, Turns
 from tests.support.warp_votes import vote_functions
 from tests.support.warpgroup_intrinsics import intrinsics
-from tests.support.warpgroup_simulator import GLOBAL, SHARED, Octets, _Block, _group, _Index
+from tests.support.warpgroup_simulator import GLOBAL, SHARED, Block, Octets, _group, _Index
 
 _WINDOW = 20  # bits of an address in a block's shared memory; above is the block's number and 1
 
@@ -49,7 +49,7 @@ class _OwnTurns:
         return self._turns.meeting(count)
 
 
-class _Member(_Block):
+class _Member(Block):
     """One block of a cluster."""
 
     def __init__(
@@ -60,15 +60,9 @@ class _Member(_Block):
         self.everybody = turns.meeting(kernel.threads)
         self.warps = [turns.meeting(32) for _ in range(kernel.threads // 32)]
 
-    def add(self, address: Any, value: Any) -> Any:
-        """Add to a word that others add to; returns what it was."""
-        before = _Block.load(self, address, np.uint32)
-        _Block.store(self, address, [before + value], np.uint32)
-        return before
-
     def put_from(self, address: Any, value: Any) -> None:
         """Store what another block has sent."""
-        _Block.store(self, address, [value], value.dtype)
+        Block.store(self, address, [value], value.dtype)
 
     def expect_from(self, address: Any, nbytes: int) -> None:
         """Told that another block sends what will be stored; for blocks that watch."""

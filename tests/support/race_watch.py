@@ -4,7 +4,8 @@ Each warp has a clock of its own, and knows of every other one until when it has
 meeting all learn what the others know. An access is a race where it meets one of another warp that
 this warp has not seen yet, and one of the two writes. An asynchronous copy writes from the moment
 when it is asked for until it is waited for. Lanes of a warp are one here, and what orders them is
-not looked at; neither are barriers in shared memory, which these kernels do not have.
+not looked at; neither are barriers in shared memory, which these kernels do not have: those of
+warpgroups are watched by `group_race_watch`.
 """
 
 from collections.abc import Callable
@@ -19,17 +20,32 @@ from tests.support.turns import Meeting, Turns
 PIECE: Final = 2
 """Bytes that are watched together; warps share none in any kernel."""
 
+Clocks = npt.NDArray[np.int64]
+
 
 class RaceError(Exception):
     """Two accesses that nothing orders."""
 
 
 class WatchedTurns(Turns):
-    """Threads that take turns, and what each of them has seen of the others."""
+    """Threads that take turns, and what each of them has seen of the others.
 
-    def __init__(self, count: int, name: str) -> None:
-        super().__init__(count, name)
-        self.seen = np.eye(count, dtype=np.int64)
+    Attributes:
+        gathers_order: whether an exchange of values orders accesses, as a meeting does.
+
+    Args:
+        count: how many.
+        name: of what they do.
+        is_last_ahead: which of them get ahead.
+        others: clocks beside theirs.
+    """
+
+    def __init__(
+        self, count: int, name: str, is_last_ahead: bool | None = None, others: int = 0
+    ) -> None:
+        super().__init__(count, name, is_last_ahead)
+        self.gathers_order = True
+        self.seen = np.eye(count, count + others, dtype=np.int64)
         """By thread and other thread; the diagonal is the clock."""
 
     def meeting(self, count: int) -> Meeting:
@@ -40,7 +56,11 @@ class _WatchedMeeting(Meeting):
     def __init__(self, turns: WatchedTurns, count: int) -> None:
         super().__init__(turns, count)
         self._watched, self._expected = turns, count
-        self._known: list[npt.NDArray[np.int64]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known = np.zeros(self._watched.seen.shape[1], np.int64)
+        self._missing = self._expected
 
     def wait(self) -> None:
         number, known = self._bring()
@@ -48,20 +68,23 @@ class _WatchedMeeting(Meeting):
         self._learn(number, known)
 
     def gather(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        if not self._watched.gathers_order:
+            return super().gather(value, make)
         number, known = self._bring()
         made = super().gather(value, make)
         self._learn(number, known)
         return made
 
-    def _bring(self) -> tuple[int, list[npt.NDArray[np.int64]]]:
+    def _bring(self) -> tuple[int, Clocks]:
         number, known = self._watched.current, self._known
-        known.append(self._watched.seen[number].copy())
-        if len(known) == self._expected:
-            self._known = []
+        np.maximum(known, self._watched.seen[number], out=known)
+        self._missing -= 1
+        if not self._missing:
+            self._begin()
         return number, known
 
-    def _learn(self, number: int, known: list[npt.NDArray[np.int64]]) -> None:
-        self._watched.seen[number] = np.max(known, axis=0)
+    def _learn(self, number: int, known: Clocks) -> None:
+        self._watched.seen[number] = known
         self._watched.seen[number, number] += 1
 
 

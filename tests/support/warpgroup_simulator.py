@@ -49,7 +49,7 @@ class _Barrier:
         self.queue: list[int] = []
 
 
-class _Block:
+class Block:
     """One block: its shared memory, barriers and threads."""
 
     def __init__(
@@ -62,13 +62,17 @@ class _Block:
     ) -> None:
         self.world, self.kernel, self.index, self.blocks = world, kernel, index, blocks
         self.shared = np.full(kernel.dynamic_shared_bytes, 0xFF, np.uint8)
-        self.turns = Turns(kernel.threads, f"{kernel.name} {index}", is_last_ahead)
+        self.turns = self.make_turns(f"{kernel.name} {index}", is_last_ahead)
         self.barriers: dict[int, _Barrier] = {}
         self.everybody = self.turns.meeting(kernel.threads)
         self.warps = [self.turns.meeting(32) for _ in range(kernel.threads // 32)]
         self.groups = [self.turns.meeting(128) for _ in range(-(-kernel.threads // 128))]
         self.copies: list[list[list[Copy]]] = [[[]] for _ in range(kernel.threads)]
         self.keeps_back, self.is_released = False, False
+
+    def make_turns(self, name: str, is_last_ahead: bool | None) -> Turns:
+        """Threads that take turns."""
+        return Turns(self.kernel.threads, name, is_last_ahead)
 
     # Memory.
 
@@ -91,6 +95,16 @@ class _Block:
         assert not (self.keeps_back and self.is_released and int(address) >= GLOBAL)
         self.octets(address, wide.nbytes)[...] = wide.view(np.uint8)
 
+    def add(self, address: Any, value: Any) -> Any:
+        """Add to a word that others add to; returns what it was."""
+        word = self.octets(address, 4).view(np.uint32)
+        before = word[0]
+        word[0] = before + np.uint32(value)
+        return before
+
+    def fence(self) -> None:
+        """Products and bulk copies see what this thread has stored."""
+
     def release_successor(self) -> None:
         """The successor may start, which sees what has been written."""
         self.is_released = True
@@ -105,15 +119,16 @@ class _Block:
         barrier.pending -= 1
         barrier.bytes += int(nbytes)
         assert barrier.pending >= 0
-        self._settle(barrier)
+        self.settle(int(address))
 
     def wait(self, address: Any, parity: Any) -> None:
         barrier = self.barriers[int(address)]
         while (barrier.phase - 1) % 2 != int(parity):
             self.turns.wait(barrier.queue)
 
-    def _settle(self, barrier: _Barrier) -> None:
-        """End the phase if all have arrived and all bytes are there."""
+    def settle(self, address: int) -> None:
+        """End the phase of a barrier if all have arrived and all bytes are there."""
+        barrier = self.barriers[address]
         if barrier.pending == 0 and barrier.bytes == 0:
             barrier.pending, barrier.phase = barrier.count, barrier.phase + 1
             self.turns.wake(barrier.queue)
@@ -122,7 +137,7 @@ class _Block:
         target = self.octets(to, int(nbytes))
         target[...] = self.octets(source, int(nbytes))
         self.barriers[int(barrier)].bytes -= int(nbytes)
-        self._settle(self.barriers[int(barrier)])
+        self.settle(int(barrier))
 
     # Copies of single threads, in groups; the last group is open.
 
@@ -150,6 +165,9 @@ class _Block:
 
     # Products.
 
+    def finish_products(self, text: str) -> None:
+        """An instruction has ended that may wait for this thread's products."""
+
     def multiply(self, sums: list[Any], left: Any, right: Any) -> None:
         thread = self.turns.current
         warp, r, t = thread // 32 % 4, thread % 32 // 4, thread % 4
@@ -174,7 +192,9 @@ class _Block:
         def products(held: list[list[int]]) -> list[F64]:
             operand = (self.shared, SHARED, int(right))
             right_rows = (
-                turned_rows_of(*operand, 64, width) if is_turned else rows_of(*operand, width).T
+                turned_rows_of(*operand, 64, width)
+                if is_turned
+                else rows_of(*operand, width, 4 * len(held[0])).T
             )
             return [left_rows(held[warp : warp + 32]) @ right_rows for warp in range(0, 128, 32)]
 
@@ -263,7 +283,7 @@ def _when(happens: Callable[..., None]) -> Callable[..., None]:
     return act
 
 
-def _group(block: _Block, matrices: SimpleNamespace) -> SimpleNamespace:
+def _group(block: Block, matrices: SimpleNamespace) -> SimpleNamespace:
     """What stands in for `ninfer.cuda.warpgroup`."""
     return SimpleNamespace(
         DESCRIPTOR=warpgroup.DESCRIPTOR,
@@ -303,7 +323,7 @@ class _Index:
 
 
 @contextmanager
-def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
+def _patched(block: Block, modules: Sequence[ModuleType]) -> Iterator[None]:
     cuda = SimpleNamespace(
         threadIdx=_Index(lambda: (block.turns.current, 0, 0)),
         blockIdx=_Index(lambda: block.index),
@@ -319,10 +339,10 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
     instructions = intrinsics(block, SHARED)
     stand_ins = {"ptx": instructions, "cuda": cuda, "warpgroup": _group(block, instructions)}
 
-    def call(self: Any, sums: Any, *operands: Any) -> None:
-        if self.ptx_text.startswith("wgmma.wait_group"):
-            return
-        if hasattr(self, "group"):
+    def call(self: Any, sums: Any = None, *operands: Any) -> None:
+        if self.ptx_text.startswith(("wgmma.wait_group", "setmaxnreg")):
+            pass
+        elif hasattr(self, "group"):
             block.multiply_group(self.group, sums, *operands)
         elif operands and isinstance(operands[0], list):
             is_turned = "1, 1, 1;" in self.ptx_text
@@ -331,6 +351,7 @@ def _patched(block: _Block, modules: Sequence[ModuleType]) -> Iterator[None]:
             block.multiply_registers(sums, left, right, width, is_turned=is_turned)
         elif operands:
             block.multiply(sums, *operands)
+        block.finish_products(self.ptx_text)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceFunction, "__call__", lambda self, *a: self.py_func(*a))
@@ -359,7 +380,7 @@ def launch(
     """
     octets, kernel, grid, args = operands[-4:]
     for z, y, x in np.ndindex(*reversed(grid)):
-        block = _Block(octets, kernel, (x, y, z), grid, is_last_ahead)
+        block = Block(octets, kernel, (x, y, z), grid, is_last_ahead)
         block.keeps_back = keeps_back
         with _patched(block, modules_of(kernel)):
             block.run(args)
