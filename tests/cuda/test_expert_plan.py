@@ -16,22 +16,24 @@ from tests.support.oracles.moe import expert_plan as oracle_plan
 Choices = npt.NDArray[np.int32]
 
 
-def plan_of(choices: Choices, num_experts: int, columns: int) -> tuple[Choices, Choices]:
-    """Entries and order of a simulated launch."""
+def plan_of(choices: Choices, num_experts: int, columns: int) -> tuple[Choices, Choices, Choices]:
+    """Entries, order and places of a simulated launch."""
     entries = max_entries(choices.size, num_experts, columns)
     octets, at, views = lay_out(
         {
             "experts": choices,
             "plan": np.full((entries, 3), -1, np.int32),
             "order": np.full(choices.size, -1, np.int32),
+            "places": np.full(choices.size, -1, np.int32),
         }
     )
-    arguments: list[Any] = [np.uint64(at[name]) for name in ("experts", "plan", "order")]
+    arguments: list[Any] = [np.uint64(at[name]) for name in ("experts", "plan", "order", "places")]
     arguments += [np.int32(extent) for extent in (choices.size, entries, columns)]
     grid = plan_grid(choices.size, num_experts)
     kernel = make_plan(num_experts)
     simulator.launch(octets, kernel, grid, arguments, keeps_back=True)
-    return views["plan"].view(np.int32), views["order"].view(np.int32)
+    plan, order, places = (views[name].view(np.int32) for name in ("plan", "order", "places"))
+    return plan, order.reshape(-1), places.reshape(-1)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,12 @@ def test_every_choice_stands_in_its_own_order_in_entries_of_its_expert(
     )
     choices = choices.astype(np.int32)
 
-    plan, order = plan_of(choices, num_experts, columns)
+    plan, order, places = plan_of(choices, num_experts, columns)
 
     assert plan_grid(num_choices, num_experts) == (blocks, 1, 1)
     entries, expected = oracle_plan(choices, num_experts, columns)
-    np.testing.assert_array_equal(order.reshape(-1), expected)
+    np.testing.assert_array_equal(order, expected)
+    np.testing.assert_array_equal(order[places], np.arange(num_choices))
     plan = plan.reshape(-1, 3)
     np.testing.assert_array_equal(plan[: len(entries)], entries)
     assert not plan[len(entries) :, 2].any()

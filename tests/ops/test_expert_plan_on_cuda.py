@@ -14,19 +14,20 @@ pytestmark = pytest.mark.gpu
 
 
 def plan_of(bench: CudaBench, choices: npt.NDArray[np.int32], experts: int, columns: int) -> Any:
-    """Entries, the counts of unused ones, and order."""
+    """Entries, the counts of unused ones, order, and places."""
     from ninfer.kernels.cuda.expert_plan import make_plan, max_entries, plan_grid
 
     entries = max_entries(choices.size, experts, columns)
-    plan, order = bench.out((entries, 3), DType.I32), bench.out(choices.shape, DType.I32)
-    arguments = (bench.put(choices).address, plan.address, order.address)
+    plan = bench.out((entries, 3), DType.I32)
+    order, places = (bench.out(choices.shape, DType.I32) for _ in range(2))
+    arguments = (bench.put(choices).address, plan.address, order.address, places.address)
     extents = (choices.size, entries, columns)
     grid = plan_grid(choices.size, experts)
     bench.stream.launch(make_plan(experts), grid, (*arguments, *extents))
     bench.check()
     found = bench.read_tensor(plan)
     used = int(np.count_nonzero(found[:, 2]))
-    return found[:used], found[used:, 2], bench.read_tensor(order)
+    return found[:used], found[used:, 2], bench.read_tensor(order), bench.read_tensor(places)
 
 
 def random_choices(rng: Any, count: int, experts: int) -> npt.NDArray[np.int32]:
@@ -45,11 +46,12 @@ def test_plan_is_a_stable_sort_and_its_entries(experts: int, columns: int) -> No
         for count in counts:
             choices = random_choices(rng, count, experts)
 
-            entries, unused, order = plan_of(bench, choices, experts, columns)
+            entries, unused, order, places = plan_of(bench, choices, experts, columns)
 
             expected = oracle_plan(choices, experts, columns)
             np.testing.assert_array_equal(entries, expected[0], err_msg=f"{count} choices")
             np.testing.assert_array_equal(order, expected[1], err_msg=f"{count} choices")
+            np.testing.assert_array_equal(order[places], np.arange(count))
             assert not unused.any()
 
 
@@ -58,7 +60,7 @@ def test_choices_of_one_expert_keep_their_order(count: int) -> None:
     choices = np.full(count, 255, np.int32)
 
     with CudaBench() as bench:
-        entries, unused, order = plan_of(bench, choices, 256, 128)
+        entries, unused, order, _ = plan_of(bench, choices, 256, 128)
 
     np.testing.assert_array_equal(order, np.arange(count))
     np.testing.assert_array_equal(entries[:, 0], 255)

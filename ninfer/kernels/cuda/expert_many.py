@@ -77,7 +77,7 @@ def many(
     stream.launch(
         make_plan(num_experts),
         plan_grid(experts.size, num_experts),
-        (experts.address, parts.plan, parts.order, experts.size, entries, COLUMNS),
+        (experts.address, parts.plan, parts.order, 0, experts.size, entries, COLUMNS),
     )
     stream.launch(
         make_rows(),

@@ -1,7 +1,11 @@
 """Which columns go with which expert, for more than eight tokens on CUDA.
 
     order   choices (token * k + slot) sorted by expert, those of one expert in their own order
+    places  where in that order each choice stands; not for who gives no address
     plan    entries (expert, first place in order, count), so many columns at most; unused: count 0
+
+Entries are as even as those of an expert can be, and entries of more columns stand before those of
+fewer, in eight classes: who takes them in turn ends when the others do.
 
 A block places a run of choices. What it has to know of the others, how many there are of each
 expert before its own and in all, it counts by itself, so that no block waits for another: reading
@@ -29,6 +33,13 @@ THREADS: Final = 1024
 _PART_WARPS: Final = 8  # warps whose counts of one expert a thread adds up
 _MOST_PARTS: Final = THREADS // (WARP * _PART_WARPS)
 _TOGETHER: Final = 16  # choices of a thread that are under way at once
+
+_CLASSES: Final = 8
+"""Classes of entries by their columns; a thread has 16 bits for how many there are of each."""
+
+_CLASS_WORDS: Final = _CLASSES // 2
+
+_SCAN_BYTES: Final = 8 * WARP
 
 Address = Any
 Array = Any
@@ -63,13 +74,18 @@ def make_plan(num_experts: int) -> Kernel:
     clear, count = _make_clear(sums_at), _make_count(rest_at)
     add_up = _make_add_up(num_experts, parts, row)
     counted_of = _make_counted_of(num_experts, rest_at)
-    sum_before = _make_sum_before(num_experts, parts)
+    sum_before, stand = _make_sum_before(num_experts, parts), _make_stand()
 
     def make_entries(
-        experts: int, plan: int, order: int, num_choices: int, num_entries: int, columns: int
+        experts: int,
+        plan: int,
+        order: int,
+        places: int,
+        num_choices: int,
+        num_entries: int,
+        columns: int,
     ) -> None:
-        memory = cuda.shared.array(0, uint64)
-        base = ptx.shared_address(memory)
+        base = ptx.shared_address(cuda.shared.array(0, uint64))
         thread = int32(cuda.threadIdx.x)
         lane, warp = thread & int32(31), thread >> int32(5)
         first = int32(cuda.blockIdx.x) * int32(own_choices)
@@ -86,17 +102,19 @@ def make_plan(num_experts: int) -> Kernel:
         earlier, mine = counted_of(mark, thread)
         add_up(base + uint32(table_at), base + uint32(sums_at), thread)
         needed = int32(ptx.divide_u32(uint32(mine + columns - int32(1)), uint32(columns)))
-        start, entry, used = _before(mine, needed, base + uint32(scan_at), lane, warp)
+        start, entry, used, each = stand(mine, needed, columns, base + uint32(scan_at), lane, warp)
         ptx.wait_for_predecessor()
         if thread < int32(num_experts):
             ptx.put_shared_u32(mark, uint32(start + earlier))
-        _write_entries(plan, thread, start, mine, entry, needed)
+        _write_entries(plan, thread, start, mine, entry, needed, each)
         _clear_entries(plan, thread, used, num_entries)
         cuda.syncthreads()
         if is_own != int32(0):
             place = rank + ptx.shared_u32(base + expert * uint32(4)) + ptx.shared_u32(counted)
             place += sum_before(base + uint32(sums_at), expert, warp)
             ptx.store_i32(order + uint64(place) * uint64(4), choice)
+            if places != uint64(0):
+                ptx.store_i32(places + uint64(choice) * uint64(4), place)
         ptx.fence_gpu()
         cuda.syncthreads()
         ptx.release_successor()
@@ -104,10 +122,10 @@ def make_plan(num_experts: int) -> Kernel:
     return Kernel(
         f"expert_plan_{num_experts}",
         make_entries,
-        (Param.ADDRESS,) * 3 + (Param.I32,) * 3,
+        (Param.ADDRESS,) * 4 + (Param.I32,) * 3,
         threads=THREADS,
         max_registers=64,
-        dynamic_shared_bytes=scan_at + 8 * WARP,
+        dynamic_shared_bytes=scan_at + _SCAN_BYTES * (1 + _CLASS_WORDS // 2),
     )
 
 
@@ -214,7 +232,7 @@ def _up_to(one: Index, other: Index, lane: Index) -> Any:
 
 @device_function
 def _before(one: Index, other: Index, scan: Address, lane: Index, warp: Index) -> Any:
-    """Sums of two values over the threads before this one, and of the second over all.
+    """Sums of two values over the threads before this one, and over all.
 
     ``scan`` is shared memory for two words of each warp.
     """
@@ -227,8 +245,48 @@ def _before(one: Index, other: Index, scan: Address, lane: Index, warp: Index) -
     last, other_last = _up_to(int32(of_warp), int32(other_of_warp), lane)
     start = int32(cuda.shfl_sync(0xFFFFFFFF, last - int32(of_warp), warp))
     other_start = int32(cuda.shfl_sync(0xFFFFFFFF, other_last - int32(other_of_warp), warp))
-    total = int32(cuda.shfl_sync(0xFFFFFFFF, other_last, int32(WARP - 1)))
-    return start + reached - one, other_start + other_reached - other, total
+    total = int32(cuda.shfl_sync(0xFFFFFFFF, last, int32(WARP - 1)))
+    other_total = int32(cuda.shfl_sync(0xFFFFFFFF, other_last, int32(WARP - 1)))
+    before = int32(start + reached - one)
+    return before, int32(other_start + other_reached - other), total, other_total
+
+
+def _make_stand() -> Any:
+    @device_function
+    def stand(
+        count: Index, needed: Index, columns: Index, scan: Address, lane: Index, warp: Index
+    ) -> Any:
+        """First place and first entry of a thread's expert, entries in all, columns of each."""
+        own = cuda.local.array(_CLASS_WORDS, int32)
+        totals = cuda.local.array(_CLASS_WORDS, int32)
+        each, rank = int32(1), int32(0)
+        if needed > int32(0):
+            each = int32(ptx.divide_u32(uint32(count + needed - int32(1)), uint32(needed)))
+            rank = int32(
+                ptx.divide_u32(uint32(each - int32(1)) * uint32(_CLASSES), uint32(columns))
+            )
+            rank = int32(int32(_CLASSES - 1) - rank)  # the most columns first
+        for word in range(_CLASS_WORDS):
+            is_here = (rank >> int32(1)) == int32(word)
+            own[word] = int32(needed << int32(16 * (rank & int32(1)))) if is_here else int32(0)
+        start, _, _, _ = _before(count, int32(0), scan, lane, warp)
+        for word in range(0, _CLASS_WORDS, 2):
+            scan += uint32(_SCAN_BYTES)
+            own[word], own[word + 1], totals[word], totals[word + 1] = _before(
+                own[word], own[word + 1], scan, lane, warp
+            )
+        entry, used = uint32(0), uint32(0)
+        for other in range(_CLASSES):
+            mark = uint32(16 * (other % 2))
+            found = (uint32(totals[other // 2]) >> mark) & uint32(0xFFFF)
+            used = uint32(used + found)
+            if int32(other) < rank:
+                entry = uint32(entry + found)
+            if int32(other) == rank:
+                entry = uint32(entry + ((uint32(own[other // 2]) >> mark) & uint32(0xFFFF)))
+        return start, int32(entry), int32(used), each
+
+    return stand
 
 
 @device_function
@@ -239,10 +297,10 @@ def _write_entries(
     count: Index,
     entry: Index,
     needed: Index,
+    each: Index,
 ) -> None:
-    """Entries of an expert, as even as they can be, by the block whose turn it is."""
+    """Entries of an expert, by the block whose turn it is."""
     if needed > int32(0) and expert % int32(cuda.gridDim.x) == int32(cuda.blockIdx.x):
-        each = int32(ptx.divide_u32(uint32(count + needed - int32(1)), uint32(needed)))
         for i in range(needed):
             at = plan + uint64(entry + int32(i)) * uint64(ENTRY_BYTES)
             done = int32(i) * each

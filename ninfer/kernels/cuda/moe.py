@@ -233,7 +233,7 @@ def _few(
     blocks = experts.size
     if is_listed:
         blocks = max_entries(experts.size, num_experts, _ENTRY_COLUMNS)
-        args = (experts.address, plan, order, experts.size, blocks, _ENTRY_COLUMNS)
+        args = (experts.address, plan, order, 0, experts.size, blocks, _ENTRY_COLUMNS)
         stream.launch(make_plan(num_experts), plan_grid(experts.size, num_experts), args)
     most = tiles_of_block(num_tokens)
     stages = gate_stages(gate_up.format, _k_tiles(hidden), most, stream.shared_bytes)

@@ -40,12 +40,18 @@ def expert_sum(
 def expert_plan(
     choices: npt.NDArray[np.int32], num_experts: int, columns: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Entries (expert, first place, count) of at most ``columns``, and the order of choices."""
+    """Entries (expert, first place, count) of at most ``columns``, and the order of choices.
+
+    Entries whose experts have more columns an entry come first, by eighths of ``columns``.
+    """
     order = np.argsort(choices.reshape(-1), kind="stable").astype(np.int32)
-    entries, start = [], 0
+    classes: list[list[tuple[int, int, int]]] = [[] for _ in range(8)]
+    start = 0
     for expert, count in enumerate(np.bincount(choices.reshape(-1), minlength=num_experts)):
         each = int(np.ceil(count / max(1, np.ceil(count / columns))))
         for done in range(0, int(count), max(1, each)):
-            entries.append((expert, start + done, min(each, int(count) - done)))
+            entry = (expert, start + done, min(each, int(count) - done))
+            classes[7 - (each - 1) * 8 // columns].append(entry)
         start += int(count)
+    entries = [entry for alike in classes for entry in alike]
     return np.array(entries, np.int32).reshape(-1, 3), order
