@@ -43,7 +43,7 @@ from ninfer.kernels.cuda.expert_down import make_down, slots_each
 from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
-from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
+from ninfer.kernels.cuda.expert_sum import make_combine
 from ninfer.kernels.cuda.expert_wide import make_expert_wide
 from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
@@ -311,7 +311,7 @@ def compile_all(folder: Path) -> None:
     kernels = [make_merge(256), make_expand(), *(make_pack(False, flag) for flag in (False, True))]
     for to_image in (False, True):
         kernels += [make_wide_prefill(to_image), make_wide_int8_prefill(to_image)]
-    kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_rows(), make_combine()]
+    kernels += [make_rank(NUM_EXPERTS), make_plan(NUM_EXPERTS), make_combine()]
     kernels += [make_split(256, split_stages(256)), make_int8_split(256, int8_stages(256))]
     for dims in MIXERS.values():
         heads = cuda_gated_delta.delta_heads(dims)

@@ -17,7 +17,6 @@ from ninfer.kernels.cuda.column_image import image_of, input_bytes, words_of
 from ninfer.kernels.cuda.column_pack import make_pack
 from ninfer.kernels.cuda.delta_columns import DeltaHeads
 from ninfer.kernels.cuda.delta_output import make_gated_norm
-from ninfer.kernels.cuda.expert_rows import make_rows
 from ninfer.kernels.cuda.fragments import fragment_bytes, pack_columns, unpack_columns
 from ninfer.kernels.cuda.pointwise import make_swiglu
 from ninfer.tensor_formats import bf16_to_f32, f32_to_bf16
@@ -128,16 +127,3 @@ def test_an_image_comes_back_as_fragments_with_their_sums() -> None:
     found, expected = (unpack_columns(block, 10, 200) for block in (views["out"], pack_columns(x)))
     for part, exact in zip(found, expected, strict=True):
         np.testing.assert_array_equal(part, exact)
-
-
-def test_rows_of_experts_are_the_pieces_of_a_token() -> None:
-    x = words(8, 131, 128)
-    octets, at, views = lay_out({"image": image_of(x), "out": np.zeros((4, 128), np.uint16)})
-
-    args: Any = (np.uint64(at["image"]), np.uint64(at["out"]), 16, 127)
-    simulator.launch(octets, make_rows(), (4, 1, 1), args)
-
-    chunks = x[127:].reshape(4, 4, 4, 2, 4)  # slab, chunk, half, pair
-    np.testing.assert_array_equal(
-        views["out"].reshape(4, 4, 4, 4, 2), chunks.transpose(0, 1, 4, 2, 3)
-    )

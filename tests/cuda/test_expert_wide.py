@@ -8,16 +8,7 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
-from ninfer.kernels.cuda import (
-    coded_weights,
-    device_functions,
-    expert_weights,
-    expert_wide,
-    expert_wide_output,
-    expert_wide_stages,
-    weight_pairs,
-    weight_tiles,
-)
+from ninfer.kernels.cuda.column_image import image_of
 from ninfer.kernels.cuda.expert_wide import make_expert_wide
 from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
 from ninfer.kernels.cuda.weight_layout import pack_weight
@@ -29,17 +20,9 @@ from tests.support.mixer_simulator import lay_out
 from tests.support.oracles.linear import weight_values
 from tests.support.warpgroup_simulator import launch
 
-MODULES = (
-    coded_weights,
-    device_functions,
-    expert_weights,
-    expert_wide,
-    expert_wide_output,
-    expert_wide_stages,
-    weight_pairs,
-    weight_tiles,
-)
 EXPERTS = 3
+FIRST = 120
+"""Column of the image that is the first token; some tokens lie in its second block."""
 
 Words = npt.NDArray[np.uint16]
 
@@ -49,7 +32,7 @@ def words(seed: int, *shape: int) -> Words:
 
 
 def as_rows(columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Features in the order of `expert_rows`: word j of chunk c of a slab at 16 j + 4 c."""
+    """Features in the order of pieces: word j of chunk c of a slab at 16 j + 4 c."""
     pairs = columns.reshape(len(columns), -1, 4, 2, 4).transpose(0, 1, 4, 2, 3)
     return np.ascontiguousarray(pairs).reshape(len(columns), -1)
 
@@ -73,7 +56,7 @@ def multiply(
     payload = payload_of(shape.format, stored)
     places, chosen = sum(count for _, count in counts), 2
     order = np.random.default_rng(1).permutation(places).astype(np.int32)
-    x = words(2, places // chosen + 1 if shape.is_gate else places, width)
+    x = words(2, FIRST + places // chosen + 1 if shape.is_gate else places, width)
     entries, start = [], 0
     for expert, count in counts:
         entries.append((expert, start, count))
@@ -83,7 +66,7 @@ def multiply(
     octets, at, views = lay_out(
         {
             "weight": pack_weight(shape.format, payload, EXPERTS * rows, width),
-            "x": as_rows(x),
+            "x": image_of(x) if shape.is_gate else as_rows(x),
             "plan": np.array(entries, np.int32),
             "order": order,
             "out": out,
@@ -91,10 +74,11 @@ def multiply(
     )
     arguments: list[Any] = [np.uint64(at[n]) for n in ("weight", "x", "plan", "order", "out")]
     row_blocks = rows // 256
-    extents = (width // 128, rows, chosen, row_blocks, len(entries) * row_blocks, run)
+    first = FIRST if shape.is_gate else 0
+    extents = (width // 128, rows, chosen, first, row_blocks, len(entries) * row_blocks, run)
     arguments += [np.int32(extent) for extent in extents]
 
-    launch(MODULES, octets, make_expert_wide(shape), (blocks, 1, 1), arguments)
+    launch(octets, make_expert_wide(shape), (blocks, 1, 1), arguments)
 
     weights = rounded_weights(shape.format, payload, rows, width)
     columns = bf16_to_f32(x).astype(np.float64)
@@ -102,11 +86,11 @@ def multiply(
     for expert, start, count in entries[:-1]:
         for place in range(start, start + count):
             if shape.is_gate:
-                both = weights[expert] @ columns[order[place] // chosen]
+                both = weights[expert] @ columns[FIRST + order[place] // chosen]
                 gate, up = both[: rows // 2], both[rows // 2 :]
                 exact[place] = gate / (1 + np.exp(-gate)) * up
             else:
-                exact[order[place]] = weights[expert] @ columns[place]
+                exact[place] = weights[expert] @ columns[place]
     return bf16_to_f32(views["out"]), as_rows(exact) if shape.is_gate else exact
 
 

@@ -13,6 +13,10 @@ from numba import cuda, float32, uint32, uint64
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.cuda.warpgroup_registers import multiply_registers
+from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
+from ninfer.tensor import TensorFormat
+from tests.cuda.test_expert_plan import plan_of
+from tests.cuda.test_expert_wide import expect_close, multiply
 from tests.support import warpgroup_simulator
 from tests.support.group_race_watch import WatchedBlock
 from tests.support.race_watch import RaceError
@@ -159,6 +163,36 @@ def test_products_read_until_their_thread_has_waited(goes_on: bool) -> None:
             ptx.put_shared_u32(base, uint32(1))
 
     assert is_race(body, 128) is goes_on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "is_gate", "counts", "rows", "width", "run"),
+    [
+        (TensorFormat.Q4, True, [5, 70], 256, 640, 1),
+        (TensorFormat.Q5, False, [5, 70], 512, 512, 2),
+        (TensorFormat.Q6, False, [100, 5], 256, 512, 1),
+        (TensorFormat.BF16, True, [5, 70], 256, 384, 1),
+    ],
+)
+def test_threads_of_wide_products_of_experts_are_ordered(
+    format: TensorFormat, is_gate: bool, counts: Any, rows: int, width: int, run: int
+) -> None:
+    entries = list(enumerate(counts))
+
+    got, exact = multiply(ExpertWide(format, is_gate), entries, rows, width, 1, run)
+
+    expect_close(got, exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_experts", "num_choices"), [(8, 70), (300, 700)])
+def test_threads_of_the_plan_of_experts_are_ordered(num_experts: int, num_choices: int) -> None:
+    choices = np.random.default_rng(4).integers(0, num_experts, num_choices).astype(np.int32)
+
+    _, order, places = plan_of(choices, num_experts, 32)
+
+    np.testing.assert_array_equal(order[places], np.arange(num_choices))
 
 
 def test_additions_order_nothing_but_each_other() -> None:

@@ -29,7 +29,7 @@ from ninfer.kernels.cuda.expert_gate import make_gate, walk_stages
 from ninfer.kernels.cuda.expert_gate_joined import make_gate_joined
 from ninfer.kernels.cuda.expert_plan import make_plan
 from ninfer.kernels.cuda.expert_rank import make_rank
-from ninfer.kernels.cuda.expert_rows import make_combine, make_rows
+from ninfer.kernels.cuda.expert_sum import make_combine
 from ninfer.kernels.cuda.expert_wide import make_expert_wide
 from ninfer.kernels.cuda.expert_wide_shape import ExpertWide
 from ninfer.kernels.cuda.launch import MULTIPROCESSOR_SHARED
@@ -37,7 +37,7 @@ from ninfer.tensor import TensorFormat
 
 TINY = DeltaHeads(2, 4, 32, 32)
 REAL = DeltaHeads(16, 48, 128, 128)
-SMALL = [make_expand, partial(make_window, TINY), make_rows]
+SMALL = [make_expand, partial(make_window, TINY), make_combine]
 """One of each; all that models declare are compiled by ``nox -s compile_targets``."""
 GATE_STAGES = walk_stages(TensorFormat.Q4, 16, MULTIPROCESSOR_SHARED)
 LARGE = [
@@ -46,7 +46,6 @@ LARGE = [
     *(partial(make_gated_norm, TINY, to_image) for to_image in (False, True)),
     partial(make_rank, 256),
     partial(make_plan, 256),
-    make_combine,
     partial(make_split, 256, split_stages(256)),
     partial(make_int8_split, 256, int8_stages(256)),
     partial(make_page_split, 256),

@@ -160,7 +160,7 @@ def test_experts_that_do_not_suit_warpgroups_have_an_image_brought_back() -> Non
 
     image, base, sums, padded = stream.arguments[0]
     assert stream.names[0] == "column_fragments"
-    assert not any(name == "expert_rows" for name in stream.names)
+    assert not any("expert_wide" in name for name in stream.names)
     assert image == x.storage.address
     assert base % 256 == 0
     assert sums == base + fragments.fragment_bytes(300, 96)
@@ -191,15 +191,16 @@ def test_no_room_for_columns_that_were_brought_back_is_refused() -> None:
         experts(Launches(True, scratch_bytes=1000), 300, 96, 32)
 
 
-def test_rows_of_experts_are_made_from_the_image() -> None:
+def test_experts_multiply_the_image_from_the_first_token_of_each_piece_on() -> None:
     stream: Any = Launches(True, scratch_bytes=1 << 20)
 
     x = experts(stream, 1000, 256, 128)
 
-    rows = [a for n, a in zip(stream.names, stream.arguments, strict=True) if n == "expert_rows"]
-    assert len(rows) > 1
-    assert {arguments[0] for arguments in rows} == {x.storage.address}
-    assert rows[0][3] == 0 < rows[1][3]
+    launches = zip(stream.names, stream.arguments, strict=True)
+    gates = [arguments for name, arguments in launches if name.startswith("expert_wide_gate")]
+    assert len(gates) > 1
+    assert {arguments[1] for arguments in gates} == {x.storage.address}
+    assert gates[0][8] == 0 < gates[1][8]
 
 
 def test_rounds_of_more_rows_than_fragments_have_are_refused() -> None:

@@ -107,8 +107,14 @@ class MixedLayer(Layer):
         return gate_up, down.reshape(self.num_experts, self.hidden, self.width)
 
 
-def run(layer: Layer, columns: Columns, some: list[int], narrow_bytes: int | None = None) -> Any:
-    with CudaBench(nbytes=1 << 28, narrow_bytes=narrow_bytes) as bench:
+def run(
+    layer: Layer,
+    columns: Columns,
+    some: list[int],
+    narrow_bytes: int | None = None,
+    nbytes: int = 1 << 28,
+) -> Any:
+    with CudaBench(nbytes=nbytes, narrow_bytes=narrow_bytes) as bench:
         residual = bench.inout(_words(bench, columns.residual[some]))
         moe.experts(
             bench.ctx,
@@ -226,13 +232,84 @@ def test_many_tokens_of_narrow_layers_agree_with_the_formula(hidden: int) -> Non
     assert relative_error(out, expected_of(layer, columns)) <= 2.0**-8
 
 
-def test_a_column_of_many_does_not_see_the_others() -> None:
-    layer = Layer(TensorFormat.Q5, 8, 256, 128)
+@every_format
+def test_a_column_of_many_does_not_see_the_others(format: TensorFormat) -> None:
+    layer = Layer(format, 8, 256, 128)
     columns = Columns(layer, 400, 2)
 
     together = run(layer, columns, list(range(400)))
 
     np.testing.assert_array_equal(run(layer, columns, list(range(100, 300))), together[100:300])
+
+
+LOADS = {
+    "uneven": [0, 1, 31, 32, 33, 127, 128, 0],
+    "many": [1, 0, 63, 81, 129, 385, 0, 65],
+    "one": [0, 0, 0, 0, 0, 0, 0, 700],
+}
+"""Columns of each expert: as many as entries and their instructions have, and one beside it."""
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("load", "hidden", "width"),
+    [
+        *((load, 256, 128) for load in LOADS),
+        # K as long as rings, whose columns stay for several rows.
+        *(("uneven", 512, width) for width in (256, 384, 512)),
+    ],
+)
+def test_experts_of_any_load_agree_with_the_formula(
+    load: str, hidden: int, width: int, format: TensorFormat
+) -> None:
+    layer = MixedLayer(format, format, 8, hidden, width)
+    columns = Columns(layer, sum(LOADS[load]), 1)
+    chosen = np.repeat(np.arange(8, dtype=np.int32), LOADS[load])
+    columns.experts[:, 0] = np.random.default_rng(7).permutation(chosen)
+
+    expect_many(run(layer, columns, list(range(len(chosen)))), layer, columns)
+
+
+class RepeatedLayer(MixedLayer):
+    """256 experts of which few differ."""
+
+    count = 256
+
+    def matrices(self, bench: Any) -> tuple[Matrix, Matrix]:
+        return self._repeated(bench, self.format, self.gate_up, *self.gate_up_shape), (
+            self._repeated(bench, self.down_format, self.down, *self.down_shape)
+        )
+
+    def _repeated(
+        self, bench: Any, format: TensorFormat, payload: Any, rows: int, width: int
+    ) -> Matrix:
+        from ninfer.kernels.cuda.weight_layout import pack_weight
+
+        each = pack_weight(format, payload, rows, width).reshape(self.num_experts, -1)
+        rows = rows // self.num_experts * self.count
+        storage = bench.put(each[np.arange(self.count) % self.num_experts].reshape(-1))
+        return Matrix(format, storage, rows, width, 0, rows)
+
+
+def test_published_layer_with_uneven_loads_agrees_with_the_formula() -> None:
+    layer = RepeatedLayer(TensorFormat.Q4, TensorFormat.Q5, 5, 2048, 512)
+
+    for num_tokens in (300, 4096):
+        columns = Columns(layer, num_tokens, 5)
+        rng = np.random.default_rng(3)
+        # All choose the last expert; of the others some are chosen often, and 55 never.
+        liked = rng.normal(0, 0.7, 200) + rng.gumbel(0, 1, (num_tokens, 200))
+        ranked = np.argsort(-liked, axis=1)[:, :7]
+        columns.experts = np.insert(ranked, 3, 255, axis=1).astype(np.int32)
+        columns.weights = rng.random((num_tokens, 8)).astype(np.float32)
+
+        out = run(layer, columns, list(range(num_tokens)), nbytes=1 << 30)
+
+        some = [0, 1, 127, 128, num_tokens // 2, num_tokens - 1]
+        for name in ("x", "experts", "weights", "shared", "shared_gate", "residual"):
+            setattr(columns, name, getattr(columns, name)[some])
+        columns.experts %= layer.num_experts
+        expect_many(out[some], layer, columns)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,12 @@ Array = Any
 Index = Any
 
 
-def make_load_half(format: TensorFormat) -> Any:
-    """Make ``(stored, lane, half, words, extra)``: what a lane has of half of a tile's features."""
-    layout, functions = PAIR_FORMATS[format], tile_functions(format)
+def make_load_half(format: TensorFormat, lower_at: int = 0) -> Any:
+    """Make ``(stored, lane, half, words, extra)``: what a lane has of half of a tile's features.
+
+    ``stored`` is the upper record of eight rows, the lower one lies ``lower_at`` bytes behind it.
+    """
+    layout, functions = PAIR_FORMATS[format], tile_functions(format, lower_at)
     unit_slabs, is_scaled = layout.unit_slabs, layout.group_slabs > 0
     load_codes, load_high = functions.load_codes, functions.load_high
     load_scales = functions.load_scales
@@ -53,12 +56,11 @@ def make_load_half(format: TensorFormat) -> Any:
 
 
 def make_rounded(format: TensorFormat) -> Any:
-    """Make ``(words, extra, half, operands)`` for features ``64 half ..`` of a tile."""
+    """Make ``(words, extra, half, operands, masks)`` for features ``64 half ..`` of a tile."""
     layout, functions = PAIR_FORMATS[format], tile_functions(format)
     if layout.group_slabs != 2:
-        return make_decode(format)
+        return _without_masks(make_decode(format))
     pairs, scale = functions.pairs, functions.scale
-    make_own_masks = make_masks(format, keeps=True)
     minus_offset = _MINUS_OFFSETS[layout.offset]
 
     @device_function
@@ -73,9 +75,8 @@ def make_rounded(format: TensorFormat) -> Any:
         return ptx.multiply_add_bf16x2(code, upper, ptx.multiply_add_bf16x2(code, rest, uint32(0)))
 
     @device_function
-    def decode(words: Array, extra: Array, half: int, operands: Array) -> None:
+    def decode(words: Array, extra: Array, half: int, operands: Array, masks: Any) -> None:
         found = cuda.local.array(8, uint32)
-        masks = make_own_masks()
         high, high_rest = split(scale(extra, half, 0))
         low, low_rest = split(scale(extra, half, 1))
         for i in range(2):
@@ -85,6 +86,19 @@ def make_rounded(format: TensorFormat) -> Any:
                 operands[8 * i + 2 * j + 1] = value(found[2 * j + 1], low, low_rest)
 
     return decode
+
+
+def _without_masks(plain: Any) -> Any:
+    @device_function
+    def decode(words: Array, extra: Array, half: int, operands: Array, masks: Any) -> None:
+        plain(words, extra, half, operands)
+
+    return decode
+
+
+def make_rounded_masks(format: TensorFormat) -> Any:
+    """Make ``()``: the masks of `make_rounded`, made once by all lanes."""
+    return make_masks(format, keeps=PAIR_FORMATS[format].group_slabs == 2)
 
 
 def lane_words(format: TensorFormat) -> int:

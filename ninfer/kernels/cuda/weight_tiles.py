@@ -46,13 +46,19 @@ class TileFunctions:
 
 
 @cache
-def tile_functions(format: TensorFormat) -> TileFunctions:
-    """Make the functions of a format."""
+def tile_functions(format: TensorFormat, lower_at: int = 0) -> TileFunctions:
+    """Make the functions of a format.
+
+    Args:
+        format: of the weights.
+        lower_at: bytes from a stored tile's upper record to its lower one; 0 where it follows.
+    """
+    record = lower_at or PAIR_FORMATS[format].record_bytes
     return TileFunctions(
         _make_copy(format),
-        _make_load_codes(format),
-        _make_load_scales(format),
-        _make_load_high(format),
+        _make_load_codes(format, record),
+        _make_load_scales(format, record),
+        _make_load_high(format, record),
         _make_pairs(format),
         _make_scale(format),
     )
@@ -80,8 +86,8 @@ def _make_copy(format: TensorFormat) -> Any:
     return copy
 
 
-def _make_load_codes(format: TensorFormat) -> Any:
-    unit_slabs, record = PAIR_FORMATS[format].unit_slabs, PAIR_FORMATS[format].record_bytes
+def _make_load_codes(format: TensorFormat, record: int) -> Any:
+    unit_slabs = PAIR_FORMATS[format].unit_slabs
 
     @device_function
     def load_codes(stored: Address, lane: Index, slab: int, words: Array) -> None:
@@ -92,10 +98,9 @@ def _make_load_codes(format: TensorFormat) -> Any:
     return load_codes
 
 
-def _make_load_scales(format: TensorFormat) -> Any:
+def _make_load_scales(format: TensorFormat, record: int) -> Any:
     layout = PAIR_FORMATS[format]
     scale_bytes, offset = layout.scale_bytes, layout.code_bytes + layout.high_bytes
-    record = layout.record_bytes
 
     @device_function
     def load_scales(stored: Address, lane: Index, extra: Array) -> None:
@@ -112,9 +117,9 @@ def _make_load_scales(format: TensorFormat) -> Any:
     return load_scales
 
 
-def _make_load_high(format: TensorFormat) -> Any:
+def _make_load_high(format: TensorFormat, record: int) -> Any:
     layout = PAIR_FORMATS[format]
-    code_bytes, high_bytes, record = layout.code_bytes, layout.high_bytes, layout.record_bytes
+    code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
 
     @device_function
     def load_high(stored: Address, lane: Index, extra: Array) -> None:

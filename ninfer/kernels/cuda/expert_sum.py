@@ -1,47 +1,24 @@
-"""What stands around the wide products of experts: columns as rows, and the final sum.
+"""The final sum of many experts, behind their wide products; bound by memory.
 
-    rows      an image (`column_image`), one row for each token: its pieces of 16 bytes in order,
-              so that word j of chunk c of a slab lies at 16 j + 4 c of 64 bytes
-    combine   residual += sum over slots, in ranking order, of w * product + shared gate * shared
+    residual += sum over slots, in ranking order, of w * product + shared gate * shared
 
-In that order of words the sixteen bytes of one lane of a weight, words of its own chunk, meet
-sixteen bytes of a row, one word of each chunk, as tensor cores pair them. Bound by memory.
+Products lie in the order of the plan; ``places`` says where that of each choice lies.
 """
 
 from functools import cache
 from typing import Any, Final
 
-from numba import cuda, float32, int32, uint32, uint64
+from numba import cuda, float32, int32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
-from ninfer.kernels.cuda.column_image import piece_address
 from ninfer.kernels.cuda.device_functions import load_chunk
 
 THREADS: Final = 256
 
 Address = Any
 Index = Any
-
-
-@cache
-def make_rows() -> Kernel:
-    """A thread for each piece of a token; grid (tokens, blocks of pieces)."""
-
-    def rows(image: int, out: int, num_pieces: int, first: int) -> None:
-        ptx.release_successor()
-        ptx.wait_for_predecessor()
-        piece = int32(cuda.blockIdx.y) * int32(THREADS) + int32(cuda.threadIdx.x)
-        token = int32(cuda.blockIdx.x)
-        if piece < num_pieces:
-            at = piece_address(image, uint32(num_pieces) >> uint32(3), first + token, piece)
-            a, b, c, d = ptx.load_u32x4(at)
-            to = out + (uint64(token) * uint64(num_pieces) + uint64(piece)) * uint64(16)
-            ptx.store_u32x4(to, a, b, c, d)
-
-    params = (Param.ADDRESS,) * 2 + (Param.I32,) * 2
-    return Kernel("expert_rows", rows, params, threads=THREADS, max_registers=64)
 
 
 @device_function
@@ -55,6 +32,7 @@ def make_combine() -> Kernel:
 
     def combine(
         products: int,
+        places: int,
         weights: int,
         shared: int,
         shared_gate: int,
@@ -74,8 +52,9 @@ def make_combine() -> Kernel:
             for slot in range(chosen):
                 choice = token * uint64(chosen) + uint64(slot)
                 weight = ptx.load_f32(weights + choice * uint64(4))
+                place = uint64(ptx.load_u32(places + choice * uint64(4)))
                 v0, v1, v2, v3, v4, v5, v6, v7 = load_chunk(
-                    products + choice * row_bytes, chunk, hidden
+                    products + place * row_bytes, chunk, hidden
                 )
                 total[0] += weight * v0
                 total[1] += weight * v1
@@ -96,5 +75,5 @@ def make_combine() -> Kernel:
                 _word(total[6] + gate * s6 + r6, total[7] + gate * s7 + r7),
             )
 
-    params = (Param.ADDRESS,) * 5 + (Param.I32,) * 2
+    params = (Param.ADDRESS,) * 6 + (Param.I32,) * 2
     return Kernel("expert_combine", combine, params, threads=THREADS, max_registers=64)
