@@ -15,7 +15,8 @@ from ninfer.frontend.marked_text import plain_text
 from ninfer.frontend.prompt_identity import encode_marked
 from ninfer.frontend.template_budget import RenderLimits
 from tests.support.chat_templates import EFFORT, LAST_QUERY
-from tests.support.frontends import CASES, QUICK, cases, frontend, resources
+from tests.support.frontends import CASES, cases, frontend, resources
+from tests.support.quick_examples import QUICK
 
 GOLDEN = [pytest.param(case, index, id=f"{case}-{index}") for case in CASES for index in range(5)]
 

@@ -28,7 +28,8 @@ from ninfer.frontend.output_constraint import (
     ConstraintPlace,
     OutputConstraint,
 )
-from tests.support.frontends import QUICK, frontend
+from tests.support.frontends import frontend
+from tests.support.quick_examples import QUICK
 from tests.support.scripted_matcher import allowed_by
 
 pytest.importorskip("llguidance", reason="needs the extra [structured]")

@@ -17,7 +17,7 @@ from ninfer.frontend.grammar_source import (
     schema_source,
 )
 from ninfer.frontend.template_json import parse_json
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 
 def refusal(schema: Any) -> str:

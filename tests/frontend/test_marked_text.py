@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.frontend.marked_text import MarkedText, join_marked, plain_text, replace_marked
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 PIECES = st.lists(
     st.text("ABC ,\n", max_size=4).map(MarkedText) | st.text("abc ,\n", max_size=4), max_size=6

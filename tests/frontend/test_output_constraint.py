@@ -12,7 +12,8 @@ from ninfer.frontend.frontend import OutputOptions, PreparedInput
 from ninfer.frontend.output_constraint import MaskVocabulary, bits_of
 from ninfer.frontend.output_session import SessionSettings, TokenOutputSession
 from ninfer.generation import Channel, FinishReason, TokenMask
-from tests.support.frontends import QUICK, frontend
+from tests.support.frontends import frontend
+from tests.support.quick_examples import QUICK
 from tests.support.scripted_matcher import ScriptedMatcher, allowed_by, scripted_grammar
 
 FRONTEND = frontend()

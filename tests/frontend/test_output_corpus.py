@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import ToolCallArguments, ToolCallStart
 from tests.support.call_corpus import CALLS_IN_THINKING, CALLS_OF_RULES, TOOLS
-from tests.support.frontends import QUICK, Folded, fold, frontend, open_session, run_groups
+from tests.support.frontends import Folded, fold, frontend, open_session, run_groups
 from tests.support.output_corpus import PLAIN, STOPS, THINKING, Output
+from tests.support.quick_examples import QUICK
 
 CORPUS = (*PLAIN, *STOPS, *THINKING, *CALLS_OF_RULES, *CALLS_IN_THINKING)
 CASES = [pytest.param(case, id=f"{index}-{case.name}") for index, case in enumerate(CORPUS)]

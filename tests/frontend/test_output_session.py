@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from ninfer.errors import InvariantError
 from ninfer.generation import Channel, FinishReason, TextDelta, ToolCallArguments
 from tests.support.call_corpus import TOOLS
-from tests.support.frontends import (
-    QUICK,
-    fold,
-    frontend,
-    ids_of,
-    open_session,
-    run_groups,
-)
+from tests.support.frontends import fold, frontend, ids_of, open_session, run_groups
 from tests.support.output_corpus import PING
+from tests.support.quick_examples import QUICK
 
 TOKENIZER = frontend().tokenizer
 THINK_END = TOKENIZER.find_added("</think>")

@@ -10,7 +10,8 @@ from ninfer.errors import RequestError
 from ninfer.frontend.marked_text import MarkedText, join_marked
 from ninfer.frontend.prompt_identity import common_prefix, encode_marked, prompt_of
 from ninfer.generation import TokenType
-from tests.support.frontends import QUICK, frontend
+from tests.support.frontends import frontend
+from tests.support.quick_examples import QUICK
 
 TOKENIZER = frontend().tokenizer
 SPELLINGS = ["<|im_start|>", "<|im_end|>", "<think>", "<", "think>", "a", " \n", "é"]

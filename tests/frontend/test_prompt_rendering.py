@@ -16,7 +16,8 @@ from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import PreparedInput, PromptOptions
 from ninfer.frontend.message_json import parse_messages, parse_tools
 from tests.support.chat_templates import EFFORT, LAST_QUERY
-from tests.support.frontends import QUICK, frontend
+from tests.support.frontends import frontend
+from tests.support.quick_examples import QUICK
 
 TEMPLATES = {"golden": None, "last query": LAST_QUERY, "effort": EFFORT}
 SPELLINGS = (

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.frontend.stop_strings import StopMatcher
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 CHUNKS = st.lists(st.text("abc", max_size=4), max_size=8)

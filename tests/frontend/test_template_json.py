@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.frontend.template_json import parse_json, write_json
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.frontend.text_decoder import decode_bytes
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 
 def decoded(chunks: list[bytes]) -> str:

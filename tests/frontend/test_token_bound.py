@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ninfer.errors import ContextLengthExceeded
 from ninfer.frontend.token_bound import NFC_SHRINK, TokenBound, check_length
-from tests.support.frontends import CASES, QUICK, frontend, resources
+from tests.support.frontends import CASES, frontend, resources
+from tests.support.quick_examples import QUICK
 
 TOKENIZER = frontend().tokenizer
 PIECES = [bytes([value]) for value in range(256)] + [b"abcdefgh"]

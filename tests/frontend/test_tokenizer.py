@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from ninfer.errors import CheckpointError, RequestError
 from ninfer.frontend.tokenizer import Tokenizer
-from tests.support.frontends import CASES, QUICK, cases, frontend, resources
+from tests.support.frontends import CASES, cases, frontend, resources
+from tests.support.quick_examples import QUICK
 
 TOKENIZER = frontend().tokenizer
 SPELLINGS = [token.text for token in TOKENIZER.added.values()]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.frontend.tool_arguments import ToolSignature, argument_json
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 STRING, ARRAY, OBJECT = {"type": "string"}, {"type": "array"}, {"type": "object"}
 NUMBER, BOOLEAN, NULL = {"type": "number"}, {"type": "boolean"}, {"type": "null"}

@@ -18,7 +18,7 @@ from ninfer.frontend.tool_region import (
     RegionText,
     ToolRegion,
 )
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 TEXT = {"type": "string"}
 TOOLS = {"f": ToolSignature.of("f", {"properties": {"a": TEXT, "b": TEXT, "n": {"type": "array"}}})}

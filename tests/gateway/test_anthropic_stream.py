@@ -27,7 +27,7 @@ from ninfer.generation import (
     ToolCallStart,
     Usage,
 )
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 IDENTITY = MessageIdentity("msg_1", "any", "req_1", max_tokens=5)
 THOUGHT = TextDelta(Channel.THINKING, "hm")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from ninfer.gateway.image_pixels import MAX_SCANS, Picture, UnreadableImage, decode_image
-from tests.support.frontends import QUICK
 from tests.support.png_images import png_bytes
+from tests.support.quick_examples import QUICK
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ninfer.errors import RequestError
 from ninfer.gateway.json_body import MAX_COMMAS, MAX_DEPTH, read_object
 from ninfer.gateway.json_fields import Fields
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),

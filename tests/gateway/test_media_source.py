@@ -14,9 +14,9 @@ from PIL import Image
 
 from ninfer.gateway import media_source
 from ninfer.gateway.image_header import ImageHeader, read_image_header
-from tests.support.frontends import QUICK
 from tests.support.gateway_server import RunningServer, running_server
 from tests.support.png_images import png_bytes
+from tests.support.quick_examples import QUICK
 from tests.support.scripted_engine import ScriptedEngine
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.gateway.partial_json import complete_members
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),

@@ -8,7 +8,7 @@ from ninfer.errors import EngineOverloaded, IllegalMove
 from ninfer.gateway.request_slots import RequestSlot, RequestSlots
 from ninfer.gateway.server_state import ServerLife, ServerMove, ServerState
 from tests.support.engine_harness import ManualClock
-from tests.support.frontends import QUICK
+from tests.support.quick_examples import QUICK
 
 
 def test_places_run_out_and_come_back() -> None:

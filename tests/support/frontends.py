@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import settings
-
 from ninfer.frontend.frontend import Frontend, OutputOptions, PreparedInput
 from ninfer.frontend.message_json import parse_tools
 from ninfer.frontend.output_session import TokenOutputSession
@@ -26,7 +24,6 @@ from tests.support.golden import GOLDEN
 
 CASES = ("tiny-dense", "tiny-moe", "tiny-vision", "real-head-dense", "real-head-moe")
 IDS = CallIds(b"test")
-QUICK = settings(max_examples=settings().max_examples // 2)
 RESOURCES = (
     "tokenizer.json",
     "tokenizer_config.json",
