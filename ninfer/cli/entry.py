@@ -66,12 +66,16 @@ def _run() -> int:
 def _open_missing_streams() -> None:
     """Stand in for closed standard streams, and write UTF-8 whatever the locale says.
 
-    Input keeps the bytes that are no text, for a message about them.
+    Input keeps the bytes that are no text, for a message about them. An output that was closed
+    takes nothing, like a full one: an answer written there is lost, and the caller has to know.
+    A log that was closed is not wanted.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            stand_in = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for good
-            setattr(sys, name, stand_in)
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - for good
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):

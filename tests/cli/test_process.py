@@ -50,10 +50,21 @@ def test_closed_pipe_ends_quietly(model: Path) -> None:
     assert done.stderr == ""
 
 
-def test_closed_standard_streams_are_no_accident(model: Path) -> None:
-    assert shell(f"$PYTHON -m ninfer inspect {model} >&-").returncode == 0
+def test_closed_log_or_input_is_no_accident(model: Path) -> None:
     assert shell(f"$PYTHON -m ninfer inspect {model} 2>&-").returncode == 0
     assert shell(f"$PYTHON -m ninfer chat {model} <&-").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", ["inspect {model}", "--version", "inspect --help"])
+def test_answer_to_a_closed_output_is_a_failure_that_says_why(model: Path, arguments: str) -> None:
+    done = shell(f"$PYTHON -m ninfer {arguments.format(model=model)} >&-")
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith("Bad file descriptor\n")
+
+
+def test_closed_output_that_nothing_is_written_to_is_no_failure(model: Path) -> None:
+    assert shell(f"$PYTHON -m ninfer chat {model} </dev/null >&-").returncode == 0
 
 
 def test_full_log_does_not_cost_the_answer(model: Path) -> None:
