@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as BytePairModel
 from ninfer.errors import CheckpointError, RequestError
 from ninfer.frontend.marked_text import MarkedText
 from ninfer.frontend.token_bound import TokenBound
+from ninfer.generation import shown
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _SWALLOWING_FLAGS = ("lstrip", "rstrip", "single_word")
@@ -127,10 +128,15 @@ class Tokenizer:
 
     def check_id(self, token_id: object, field: str) -> None:
         """Refuse everything that is not an addressable id."""
-        is_integer = isinstance(token_id, int) and not isinstance(token_id, bool)
-        if not is_integer or not 0 <= token_id < self.addressable:  # type: ignore[operator]
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise RequestError(
-                f"{field} is {str(token_id)[:64]}; allowed is 0..{self.addressable - 1}",
+                f"{field} must be an integer, not {shown(token_id)}",
+                code="invalid_type",
+                field=field,
+            )
+        if not 0 <= token_id < self.addressable:
+            raise RequestError(
+                f"{field} is {shown(token_id)}; allowed is 0..{self.addressable - 1}",
                 code="invalid_token_id",
                 field=field,
             )

@@ -103,7 +103,16 @@ def test_control_tokens_are_hidden_and_markup_is_not() -> None:
     assert not TOKENIZER.is_hidden(0)
 
 
-@pytest.mark.parametrize("token_id", [-1, 512, True, 1.0, "1", None])
+@pytest.mark.parametrize("token_id", [True, 1.0, "1", None, [1]])
+def test_ids_that_are_no_integers_are_refused(token_id: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        TOKENIZER.check_id(token_id, "tokens[0]")
+
+    assert (caught.value.code, caught.value.field) == ("invalid_type", "tokens[0]")
+    assert str(caught.value) == f"tokens[0] must be an integer, not {token_id!r}"
+
+
+@pytest.mark.parametrize("token_id", [-1, 512, 10**100])
 def test_ids_outside_the_vocabulary_are_refused(token_id: object) -> None:
     with pytest.raises(RequestError) as caught:
         TOKENIZER.check_id(token_id, "tokens[0]")

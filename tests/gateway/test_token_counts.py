@@ -151,7 +151,14 @@ def test_bad_tokenize_bodies(
     assert (error["code"], error["param"]) == (code, field)
 
 
-@pytest.mark.parametrize("tokens", [[-1], [10**6], [1.5], ["a"], [True]])
+def test_ids_that_are_no_integers_are_refused(scripted_server: RunningServer) -> None:
+    reply = scripted_server.post("/v1/detokenize", {"tokens": ["a"]})
+
+    assert (reply.status, reply.code) == (400, "invalid_type")
+    assert reply.json["error"]["message"] == "tokens[0] must be an integer, not 'a'"
+
+
+@pytest.mark.parametrize("tokens", [[-1], [10**6]])
 def test_ids_outside_the_vocabulary_are_refused(
     scripted_server: RunningServer, tokens: list[Any]
 ) -> None:
