@@ -84,6 +84,7 @@ class ChatStream:
         self._started_at = 0.0
         self._cached_tokens = 0
         self._has_text = False
+        self._prompt_tokens = 0
         self._progress_at = -1
 
     def chunks(self, event: GenerationEvent) -> list[Json]:
@@ -101,6 +102,7 @@ class ChatStream:
     def _start(self, event: GenerationStart) -> list[Json]:
         self._started_at = self._clock()
         self._cached_tokens = event.reused_tokens
+        self._prompt_tokens = event.prompt_tokens
         if self._timer is not None:
             self._timer.note_start(event)
         role = self._chunk({"role": "assistant", "content": ""}, None)
@@ -109,15 +111,18 @@ class ChatStream:
     def _delta(self, event: OutputCommitted) -> list[Json]:
         if self._timer is not None:
             self._timer.note_tokens(len(event.token_ids))
+        # The round that gives the first token processes the last one of the prompt.
+        read = self._progress(self._prompt_tokens, self._prompt_tokens)
         delta = _message_delta(event.deltas)
         if not delta:
-            return []
+            return read
         self._has_text = True
         chunk = self._chunk(delta, None)
-        return [chunk if self._timer is None else {**chunk, "timings": self._timer.so_far()}]
+        return [*read, chunk if self._timer is None else {**chunk, "timings": self._timer.so_far()}]
 
     def _end(self, result: GenerationResult) -> list[Json]:
-        last = [self._chunk({}, result.finish)]
+        read = self._progress(self._prompt_tokens, self._prompt_tokens)  # nothing was wanted
+        last = [*read, self._chunk({}, result.finish)]
         if self._has_usage:
             last.append({**self._common(), "choices": [], "usage": usage_json(result.usage)})
         last[-1]["timings"] = timings_json(result)

@@ -1,3 +1,5 @@
+import pytest
+
 from ninfer.gateway.openai_reply import ChatStream, Json, ReplyIdentity, fold
 from ninfer.generation import (
     Channel,
@@ -117,3 +119,23 @@ def test_progress_never_follows_text() -> None:
     asked.chunks(OutputCommitted((1,), (TextDelta(Channel.CONTENT, "a"),)))
 
     assert asked.chunks(PrefillProgress(10, 10)) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        OutputCommitted((1,), (TextDelta(Channel.CONTENT, "a"),)),
+        OutputCommitted((1,), ()),
+        result(FinishReason.LENGTH),
+    ],
+)
+def test_last_progress_is_the_whole_prompt(event: GenerationEvent) -> None:
+    asked = ChatStream(IDENTITY, has_progress=True)
+    asked.chunks(GenerationStart(10, 4))
+    asked.chunks(PrefillProgress(9, 10))
+
+    chunks = [*asked.chunks(event), *asked.chunks(result())]
+
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert [(p["processed"], p["total"]) for p in progress] == [(10, 10)]
+    assert "prompt_progress" in chunks[0]
