@@ -140,6 +140,11 @@ class ErrorReply:
         return {"type": "error", "error": error, "request_id": request_id}
 
 
+def body_too_large(limit_bytes: int) -> str:
+    """Message about a body, whoever notices it."""
+    return f"the body is too large; allowed is {limit_bytes} bytes (--max-request-mib)"
+
+
 def error_reply(
     error: NinferError, *, retry_after_s: int, request_id: str, is_running: bool = False
 ) -> ErrorReply:

@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from ninfer.errors import InvariantError, NinferError
 from ninfer.gateway import anthropic_routes, health, openai_routes, static_page
-from ninfer.gateway.error_responses import ErrorReply
+from ninfer.gateway.error_responses import ErrorReply, body_too_large
 from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.http_request import current_context, remember_context
@@ -154,9 +154,7 @@ def _unrouted(gateway: Gateway, error: HTTPException) -> Response:
         message = {
             "not_found": "there is no such path",
             "method_not_allowed": f"{request.method} is not allowed here",
-            "request_too_large": (
-                f"the body is too large; allowed is {gateway.settings.max_request_bytes} bytes"
-            ),
+            "request_too_large": body_too_large(gateway.settings.max_request_bytes),
         }[code]
     response = _error(gateway, ErrorReply(code, message))
     if isinstance(error, MethodNotAllowed) and error.valid_methods:

@@ -7,7 +7,6 @@ that was refused in the middle of its body may finish sending, or the reply woul
 waitress 3.0; RFC 9112, section 9.6; the serving contract, sections 1.1, 3.1 and 11.
 """
 
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from typing import Any, Final
 from waitress.channel import HTTPChannel
 from waitress.task import ErrorTask, WSGITask
 
-from ninfer.gateway.error_responses import ErrorReply, Family
+from ninfer.gateway.error_responses import ErrorReply, Family, body_too_large
+from ninfer.gateway.event_stream import compact_json
 from ninfer.gateway.gateway import Gateway
 from ninfer.gateway.http_intake import BodyBudget, IntakeLimits, RequestParser, TooSlow
 from ninfer.gateway.request_context import family_of, new_request_id
@@ -193,10 +193,10 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]  # waitress is untyped
         error = self.request.error
         request_id = new_request_id()
         code = _CODES.get(error.code, "invalid_http")
-        message = request_id if code == "internal_error" else _message(error)
+        message = request_id if code == "internal_error" else _message(error, self.channel.adj)
         family = family_of(getattr(self.request, "path", ""))
         reply = ErrorReply(code, message)
-        body = json.dumps(reply.body(family, request_id)).encode()
+        body = compact_json(reply.body(family, request_id)).encode()
         self.note(request_id, code)
         self.status = f"{reply.status(family)} {error.reason}"
         self.response_headers.extend(_headers(family, request_id, code))
@@ -222,8 +222,21 @@ def _headers(family: Family, request_id: str, code: str) -> list[tuple[str, str]
     return found
 
 
-def _message(error: Any) -> str:
-    return f"{error.reason}: {error.body}"[:200]
+def _message(error: Any, adjustments: Any) -> str:
+    """Say what was wrong in our words; what the client sent may hold a key and is left out."""
+    match error.code:
+        case 413:
+            return body_too_large(adjustments.max_request_body_size - 1)  # see `HttpServer`
+        case 431:
+            limit = adjustments.max_request_header_size
+            return f"the head of the request is too large; allowed is {limit} bytes"
+        case 501:
+            return "the transfer encoding is not supported; allowed is chunked"
+        case 400:
+            reason = str(error.body).partition(' "')[0].rstrip(".")
+            return f"the request is not valid HTTP: {reason[:1].lower()}{reason[1:]}"
+        case _:
+            return str(error.body)
 
 
 def _keep_alive(sock: socket.socket) -> None:

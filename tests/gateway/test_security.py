@@ -168,7 +168,8 @@ def test_chunked_body_over_the_limit_is_refused(engine: ScriptedEngine) -> None:
         connection.close()
 
     assert refused.startswith(b"HTTP/1.1 413")
-    assert b'"type": "request_too_large"' in refused
+    assert b'"type":"request_too_large"' in refused
+    assert b"the body is too large; allowed is 1048576 bytes (--max-request-mib)" in refused
 
 
 def test_garbage_and_huge_headers_get_json(scripted_server: RunningServer) -> None:
@@ -183,10 +184,29 @@ def test_garbage_and_huge_headers_get_json(scripted_server: RunningServer) -> No
         replies[name] = _whole(connection)
 
     assert b"400 Bad Request" in replies["garbage"]
-    assert b'"code": "invalid_http"' in replies["garbage"]
+    assert b'"code":"invalid_http"' in replies["garbage"]
+    assert b"the request is not valid HTTP: start line is invalid" in replies["garbage"]
     assert b"431" in replies["headers"]
-    assert b'"code": "header_too_large"' in replies["headers"]
-    assert b'"code": "unsupported_transfer_encoding"' in replies["encoding"]
+    assert b'"code":"header_too_large"' in replies["headers"]
+    assert b"the head of the request is too large; allowed is 65536 bytes" in replies["headers"]
+    assert b'"code":"unsupported_transfer_encoding"' in replies["encoding"]
+    assert b"the transfer encoding is not supported; allowed is chunked" in replies["encoding"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"Authorization  Bearer secret", b"Authorization: Bearer \rsecret", b"x-api-key : secret"],
+)
+def test_malformed_line_with_a_key_is_not_repeated(
+    scripted_server: RunningServer, line: bytes
+) -> None:
+    connection = scripted_server.connect()
+    connection.sendall(b"GET / HTTP/1.1\r\n" + line + b"\r\n\r\n")
+
+    reply = _whole(connection)
+
+    assert b"the request is not valid HTTP: " in reply
+    assert b"secret" not in reply
 
 
 def test_every_reply_forbids_sniffing_and_names_no_software(
