@@ -115,7 +115,7 @@ def read_cache_members(
 ) -> tuple[CacheMode, str | None]:
     """Read whether the request joins the cache, and the hint which requests belong together.
 
-    Boundaries that the client proposes have no effect yet, and are listed as ignored.
+    The hint and the boundaries that a client proposes have no effect yet: listed as ignored.
 
     Raises:
         RequestError: a member has the wrong type or value.
@@ -126,7 +126,7 @@ def read_cache_members(
         options.choice("mode", ("implicit", "explicit"))
         options.choice("ttl", BREAKPOINT_LIFETIMES)
     fields.choice("prompt_cache_retention", ("in_memory", "in-memory", "24h"))
-    names = ("prompt_cache_options", "prompt_cache_retention")
+    names = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
     context.ignored.extend(name for name in names if fields.has(name))
     session_id = headers.session_id
     if key is None and session_id is not None and len(session_id) <= MAX_CACHE_KEY_CHARACTERS:

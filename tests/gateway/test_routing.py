@@ -71,11 +71,13 @@ def test_ready_health_says_how_busy_it_is(scripted_server: RunningServer) -> Non
 
 
 def test_ignored_fields_are_listed(scripted_server: RunningServer) -> None:
-    reply = scripted_server.chat(user="me", store=False, made_up=1, metadata={"a": "b"})
+    reply = scripted_server.chat(
+        user="me", store=False, made_up=1, metadata={"a": "b"}, prompt_cache_key="k"
+    )
 
     assert reply.status == 200
     names = set(reply.headers["x-ninfer-ignored"].split(", "))
-    assert names == {"user", "store", "made_up", "metadata"}
+    assert names == {"user", "store", "made_up", "metadata", "prompt_cache_key"}
 
 
 def test_members_inside_messages_without_effect_are_listed(scripted_server: RunningServer) -> None:
