@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from ninfer.artifact.reader import ArtifactReader
-from ninfer.config import EngineConfig, fitted
+from ninfer.config import EngineConfig, KvDtype, fitted
 from ninfer.device import CompileAhead, Device
 from ninfer.errors import ConfigurationError, DeviceUnavailable
 from ninfer.frontend.frontend import Frontend
@@ -42,6 +42,8 @@ from ninfer.version import __version__
 Progress = Callable[[int, int], None]
 
 _KV_ELEMENT_BYTES = {DType.F32: 4.0, DType.BF16: 2.0, DType.I8: 1 + 2 / SCALE_GROUP}
+
+_KV_DTYPES = {DType.F32: KvDtype.F32, DType.BF16: KvDtype.BF16, DType.I8: KvDtype.INT8_G64}
 
 _DRIVER_LIBRARY = "libcuda.so.1"
 _FINGERPRINT_BLOCKS = 64
@@ -87,6 +89,7 @@ class LoadedModel:
         model_id, weights_id: identity of the artifact.
         max_positions: longest context the model knows.
         artifact_time: time of the file, seconds since the epoch; 0 without a file.
+        device_kind, kv_dtype: what runs it, and what its cache holds; never "auto".
         fingerprint: changes exactly when something that can change bits changes.
         frontend, program: what was built; ``program`` is closed with this.
         start_seconds: how long each step of the start took.
@@ -118,9 +121,11 @@ class LoadedModel:
                     config, bound, reader, device, progress, timeline, self._ahead(compiling)
                 )
                 stack.callback(self.program.close)
+                kv = element_dtype(config.kv_dtype, device.activation_dtype, device.kind)
+                self.kv_dtype = _KV_DTYPES[kv]
+                self.device_kind = device.kind
                 chunk = self.program.memory.prefill_chunk
-                self.fingerprint = _fingerprint(reader, config, device, chunk)
-            kv = element_dtype(config.kv_dtype, device.activation_dtype, device.kind)
+                self.fingerprint = _fingerprint(reader, config, device, self.kv_dtype, chunk)
             self._limits = ModelLimits(
                 bound.geometry, bound.objects[ObjectGroup.TEXT], _KV_ELEMENT_BYTES[kv]
             )
@@ -169,10 +174,14 @@ def _artifact_time(reader: ArtifactReader | SyntheticWeights) -> int:
 
 
 def _fingerprint(
-    reader: ArtifactReader | SyntheticWeights, config: EngineConfig, device: Device, chunk: int
+    reader: ArtifactReader | SyntheticWeights,
+    config: EngineConfig,
+    device: Device,
+    kv_dtype: KvDtype,
+    chunk: int,
 ) -> str:
     """Digest of the version, the bit-relevant options and samples of the whole file."""
-    digest = hashlib.sha256(f"{__version__} {config.kv_dtype.value}".encode())
+    digest = hashlib.sha256(f"{__version__} {kv_dtype.value}".encode())
     digest.update(f" {config.speculative.value} {config.draft_tokens} {device.kind}".encode())
     if device.kind != "host":  # there every number of columns has the same bits
         digest.update(f" {chunk}".encode())

@@ -76,6 +76,8 @@ class Engine:
         weights_id: storage profile of the artifact.
         max_positions: longest context the model was made for.
         artifact_time: of the artifact's file, in seconds since the epoch.
+        device_kind, kv_dtype: what the options came to: the kind of device, and what the KV cache
+            holds.
     """
 
     def __init__(
@@ -129,6 +131,8 @@ class Engine:
         self.weights_id = loaded.weights_id
         self.max_positions = loaded.max_positions
         self.artifact_time = loaded.artifact_time
+        self.device_kind = loaded.device_kind
+        self.kv_dtype = loaded.kv_dtype
 
     @property
     def config(self) -> EngineConfig:

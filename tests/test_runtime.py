@@ -184,6 +184,7 @@ def test_every_cache_type_recites_the_golden_text(model: Path, dtype: KvDtype) -
         options = RequestOptions(sampling=GREEDY, max_new_tokens=32)
         result = engine.generate(golden_prompt(engine, 2), options)
 
+    assert (engine.device_kind, engine.kv_dtype) == ("host", dtype)
     assert list(result.token_ids) == golden["greedy.2"].tolist()
 
 
@@ -222,6 +223,7 @@ def test_fingerprint_changes_with_what_can_change_bits(model: Path) -> None:
     base = fingerprint(model, KvDtype.AUTO)
 
     assert fingerprint(model, KvDtype.AUTO) == base
+    assert fingerprint(model, KvDtype.F32) == base  # what auto came to
     assert fingerprint(model, KvDtype.INT8_G64) != base
     assert fingerprint(artifact_path("tiny-dense"), KvDtype.AUTO) != base
 

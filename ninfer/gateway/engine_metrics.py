@@ -45,9 +45,9 @@ def _build_info(engine: Engine) -> Metric:
     labels = {
         "version": __version__,
         "model": engine.model_id,
-        "kv_dtype": engine.config.kv_dtype.value,
+        "kv_dtype": engine.kv_dtype.value,
         "speculative": engine.config.speculative.value,
-        "device": engine.config.device,
+        "device": engine.device_kind,
     }
     family = GaugeMetricFamily("ninfer_build_info", "What runs here.", labels=list(labels))
     family.add_metric(list(labels.values()), 1)

@@ -57,7 +57,7 @@ def model_object(engine: Engine) -> dict[str, Any]:
             "non_thinking": _preset_json(engine.plain_chat_preset),
         },
         "speculative": speculative,
-        "kv_dtype": config.kv_dtype.value,
+        "kv_dtype": engine.kv_dtype.value,
     }
 
 

@@ -58,6 +58,7 @@ class RequestFacts:
     """What is fixed when the engine accepts a request.
 
     Attributes:
+        max_new_tokens: what was asked for, or what the context leaves of it.
         reasoning_effort, thinking_budget: None when the request named none.
         prepare_s: seconds from the complete body to submission.
     """

@@ -15,7 +15,13 @@ from typing import Any, Final, Protocol
 
 from flask import Response
 
-from ninfer.errors import InvariantError, NinferError, QueueTimeout, RequestCancelled
+from ninfer.errors import (
+    InvariantError,
+    NinferError,
+    QueueTimeout,
+    RequestCancelled,
+    RequestTimeout,
+)
 from ninfer.frontend.frontend import PreparedInput
 from ninfer.gateway.error_responses import ErrorReply
 from ninfer.gateway.event_stream import (
@@ -172,7 +178,9 @@ class RunningRequest:
             is_stream=job.is_stream,
             sampling=job.sampling,
             prompt_tokens=len(job.prepared.prompt.token_ids),
-            max_new_tokens=job.options.max_new_tokens,
+            max_new_tokens=engine.frontend.output_room(
+                job.prepared.prompt, job.options.max_new_tokens, engine.config.max_context
+            ),
             reasoning_effort=job.effort,
             thinking_budget=job.options.output.thinking_budget,
             prepare_s=prepare_s,
@@ -200,7 +208,7 @@ class RunningRequest:
                 event = self._handle.next_event(min(left_s, GONE_CHECK_S))
             except NinferError as error:
                 self._end(RequestOutcome.ERROR, code=error.code)
-                raise
+                raise self._in_options(error) from error
             if event is not None:
                 self._note(event)
                 return event
@@ -220,6 +228,19 @@ class RunningRequest:
             if frames:
                 return frames
         return None
+
+    def _in_options(self, error: NinferError) -> NinferError:
+        """The engine was given what preparing had left of a limit; clients know the whole one."""
+        settings = self._gateway.settings
+        match error:
+            case QueueTimeout():
+                limit = number_text(settings.pending_timeout_s)
+                return QueueTimeout(f"the request waited longer than {limit} s")
+            case RequestTimeout() if settings.request_timeout_s is not None:
+                limit = number_text(settings.request_timeout_s)
+                return RequestTimeout(f"the request took longer than its limit of {limit} s")
+            case _:
+                return error
 
     def heartbeat(self) -> Frame | None:
         """The protocol's heartbeat."""

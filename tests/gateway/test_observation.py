@@ -124,6 +124,25 @@ def test_refusals_before_the_application_are_counted_too() -> None:
     assert value(found, "requests_total", endpoint="messages", outcome="rejected") == 1
 
 
+def test_settings_that_leave_the_choice_are_reported_as_what_was_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    with (
+        ScriptedEngine(script, max_context=64) as engine,
+        RequestLog(str(file)) as log,
+        running_server(engine, observers=(log,)) as server,
+    ):
+        reply = server.chat("hi", max_tokens=500)
+        found = samples(server.get("/metrics"))
+        model = server.get("/v1/models").json["data"][0]
+
+    started = json.loads(file.read_text().splitlines()[0])
+    room = 64 - reply.json["usage"]["prompt_tokens"]
+    assert (started["event"], started["max_tokens"]) == ("request_start", room)
+    (labels,) = (dict(labels) for name, labels in found if name == "ninfer_build_info")
+    assert (labels["device"], labels["kv_dtype"]) == ("host", "f32")
+    assert model["kv_dtype"] == "f32"
+
+
 def test_series_of_closed_sets_are_there_from_the_start() -> None:
     with ScriptedEngine(script) as engine, running_server(engine) as server:
         found = server.get("/metrics").body.decode()

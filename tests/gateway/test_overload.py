@@ -122,6 +122,7 @@ def test_a_request_that_waits_too_long_gets_its_status(gate: Gate) -> None:
         first.close()
 
     assert (late.status, late.code) == (503, "request_queue_timeout")
+    assert late.json["error"]["message"] == "the request waited longer than 0.2 s"
     assert "retry-after" in late.headers
     assert (late_stream.status, late_stream.code) == (503, "request_queue_timeout")
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ninfer.config import EngineConfig
+from ninfer.config import EngineConfig, KvDtype
 from ninfer.engine.engine_core import EngineCore
 from ninfer.engine.engine_worker import EngineWorker
 from ninfer.frontend.frontend import Frontend
@@ -121,6 +121,8 @@ class ScriptedEngine(Engine):
         self.weights_id = "scripted"
         self.max_positions = max_context
         self.artifact_time = 1764000000
+        self.device_kind = "host"
+        self.kv_dtype = KvDtype.F32
         self.program = TextProgram(
             script,
             self.frontend,
