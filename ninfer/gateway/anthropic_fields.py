@@ -90,8 +90,7 @@ class ReadingNotes:
             raise marker.missing("type")
         marker.choice("ttl", ("5m", "1h"))
         self._num_markers += 1
-        if self._num_markers == 1:
-            self.ignored.append("cache_control")
+        self.ignored.append(owner.path("cache_control"))
         if self._num_markers > MAX_CACHE_MARKERS:
             field = owner.path("cache_control")
             raise RequestError(
@@ -146,9 +145,9 @@ def read_thinking(
         raise thinking.missing("budget_tokens")
     limit = _INT32_MAX if max_tokens is None else max_tokens - 1
     if not LEAST_BUDGET_TOKENS <= budget <= limit:
+        named = "max_tokens" if max_tokens is None else f"max_tokens, which is {max_tokens}"
         raise RequestError(
-            f"{field} is {budget}; it must be at least {LEAST_BUDGET_TOKENS} and less than "
-            "max_tokens",
+            f"{field} is {budget}; it must be at least {LEAST_BUDGET_TOKENS} and less than {named}",
             field=field,
         )
     return ThinkingChoice(True, is_asked=True, budget_tokens=budget, is_shown=is_shown)

@@ -189,7 +189,7 @@ def test_members_without_effect_are_listed(engine: ScriptedEngine) -> None:
     assert context.ignored == [
         "thinking.depth",
         "tools[0].input_examples",
-        "cache_control",
+        "messages[0].content[0].cache_control",
         "metadata",
         "service_tier",
         "brand_new",

@@ -321,7 +321,10 @@ def test_a_surrogate_pair_is_a_character(server: RunningServer) -> None:
 def test_markers_are_listed_as_ignored(server: RunningServer) -> None:
     asked = body(user([text("x", cache_control={"type": "ephemeral"})]), metadata={"user_id": "u"})
 
-    assert send(server, asked).headers["x-ninfer-ignored"] == "cache_control, metadata"
+    assert (
+        send(server, asked).headers["x-ninfer-ignored"]
+        == "messages[].content[].cache_control, metadata"
+    )
 
 
 def _slow_decode(call: str) -> None:

@@ -147,7 +147,8 @@ MARKED: Body = text("x", cache_control={"type": "ephemeral"})
         (
             {**body(thinking={"type": "enabled", "budget_tokens": 2000}), "max_tokens": 2000},
             "invalid_value",
-            "thinking.budget_tokens: is 2000",
+            "thinking.budget_tokens: is 2000; it must be at least 1024 and less than max_tokens, "
+            "which is 2000",
         ),
         (
             {**body(thinking={"type": "enabled", "budget_tokens": 1023}), "max_tokens": 2000},
