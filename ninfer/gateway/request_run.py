@@ -238,7 +238,9 @@ class RunningRequest:
                 return QueueTimeout(f"the request waited longer than {limit} s")
             case RequestTimeout() if settings.request_timeout_s is not None:
                 limit = number_text(settings.request_timeout_s)
-                return RequestTimeout(f"the request took longer than its limit of {limit} s")
+                return RequestTimeout(
+                    f"the request ran longer than its whole-request limit of {limit} s"
+                )
             case _:
                 return error
 
