@@ -57,6 +57,12 @@ class InvalidPrompt(RequestError):
     code = "invalid_prompt"
 
 
+class GrammarUnusable(RequestError):
+    """A grammar that was accepted turns out to be over a limit, or leads nowhere."""
+
+    code = "invalid_json_schema"
+
+
 class UnsupportedFeature(RequestError):
     """A known feature that this build, this model or this start-up configuration does not offer."""
 

@@ -4,19 +4,22 @@ Owns nothing that needs closing: the engine belongs to the server's main thread,
 opened it. Knows no HTTP.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ninfer.config import EngineConfig
-from ninfer.errors import NinferError
+from ninfer.errors import EngineFailed, GrammarUnusable, InvariantError, NinferError
 from ninfer.gateway.error_responses import ErrorReply, error_reply
 from ninfer.gateway.gateway_settings import EXTRA_THREADS, GatewaySettings
 from ninfer.gateway.media_source import MediaSource
 from ninfer.gateway.request_facts import Endpoint, RequestEnd, RequestFacts, RequestObserver
 from ninfer.gateway.request_slots import RequestSlots
 from ninfer.gateway.server_state import ServerLife
+
+_logger = logging.getLogger(__name__)
 
 COUNTING_PLACES: Final = EXTRA_THREADS // 2
 """Tokenizing takes time and its replies may be long: threads for health have to remain."""
@@ -44,15 +47,21 @@ class Gateway:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def error(self, error: NinferError, request_id: str, *, is_running: bool = False) -> ErrorReply:
-        """Look an error up; see `error_reply`."""
+        """Look an error up, see `error_reply`, and log what the reply does not tell or explain."""
         engine = self.life.engine
         num_waiting = 0 if engine is None else engine.status().waiting
-        return error_reply(
+        reply = error_reply(
             error,
             retry_after_s=self.slots.retry_after_s(num_waiting),
             request_id=request_id,
             is_running=is_running,
         )
+        if isinstance(error, EngineFailed | GrammarUnusable):
+            # The engine has logged where it came from; here is whom it hit.
+            _logger.warning("request %s ends with %s: %s", request_id, reply.code, error)
+        elif isinstance(error, InvariantError) or reply.code == "internal_error":
+            _logger.error("request %s failed", request_id, exc_info=error)
+        return reply
 
     def note_started(self, facts: RequestFacts) -> None:
         """Tell every observer."""

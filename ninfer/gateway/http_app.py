@@ -13,7 +13,7 @@ import logging
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from ninfer.errors import InvariantError, NinferError
+from ninfer.errors import NinferError
 from ninfer.gateway import anthropic_routes, health, openai_routes, static_page
 from ninfer.gateway.error_responses import ErrorReply, body_too_large
 from ninfer.gateway.event_stream import compact_json
@@ -140,8 +140,6 @@ def _finish(gateway: Gateway, response: Response) -> Response:
 
 def _refused(gateway: Gateway, error: NinferError) -> Response:
     context = current_context()
-    if isinstance(error, InvariantError):
-        _logger.error("request %s: %s", context.request_id, type(error).__name__)
     return _error(gateway, gateway.error(error, context.request_id, is_running=context.is_accepted))
 
 

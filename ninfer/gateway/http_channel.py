@@ -197,6 +197,8 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]  # waitress is untyped
         family = family_of(getattr(self.request, "path", ""))
         reply = ErrorReply(code, message)
         body = compact_json(reply.body(family, request_id)).encode()
+        if code == "internal_error":
+            self.channel.logger.error("request %s failed: %s", request_id, error.reason)
         self.note(request_id, code)
         self.status = f"{reply.status(family)} {error.reason}"
         self.response_headers.extend(_headers(family, request_id, code))

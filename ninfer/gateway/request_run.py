@@ -7,7 +7,6 @@ place and the engine's handle and releases both exactly once, whatever the socke
 protocol: a `Reply` turns events into frames. Source: the serving contract, sections 4.2 and 11.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +50,6 @@ from ninfer.generation import (
     number_text,
 )
 from ninfer.runtime import Engine, GenerationHandle, RequestOptions
-
-_logger = logging.getLogger(__name__)
 
 GONE_CHECK_S: Final = 0.25
 """Longest wait for an event before the socket is looked at again."""
@@ -259,12 +256,12 @@ class RunningRequest:
     def _frames(self, event: GenerationEvent) -> Sequence[Frame]:
         try:
             return self._reply.frames(event)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged as the cause of the reply
             # The status is gone already; the client still has to learn that this is no end.
-            _logger.exception("a reply could not be formed (%s)", self._context.request_id)
             self._is_over = True
             self.fail()
-            bug = InvariantError(type(error).__name__, code="internal_error")
+            bug = InvariantError("a reply could not be formed", code="internal_error")
+            bug.__cause__ = error
             return self._reply.failure(self._error_reply(bug))
 
     def _error_reply(self, error: NinferError) -> ErrorReply:

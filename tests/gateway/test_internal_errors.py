@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ninfer.errors import InvariantError, NinferError, ShapeError
 from ninfer.frontend.frontend import Frontend
 from ninfer.gateway.openai_reply import ChatStream
 from tests.support.gateway_server import RunningServer, running_server
@@ -41,7 +42,7 @@ def test_bug_before_submission_is_500_with_the_id_only(
 
 
 def test_bug_inside_a_stream_is_an_event(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ChatStream, "_delta", broken)
@@ -52,7 +53,28 @@ def test_bug_inside_a_stream_is_an_event(
     assert reply.events[-2]["error"]["message"] == reply.headers["x-request-id"]
     assert reply.events[-1] == "[DONE]"
     assert b"secret" not in reply.body
+    assert f"request {reply.headers['x-request-id']} failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
     assert server.gateway.slots.in_use == 0
+
+
+@pytest.mark.parametrize("error", [NinferError, InvariantError, ShapeError])
+def test_an_error_of_ours_is_logged_with_its_cause(
+    server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[NinferError],
+) -> None:
+    def failing(*unused: object, **unused_too: object) -> None:
+        raise error("row 7 is in two places")
+
+    monkeypatch.setattr(Frontend, "prepare", failing)
+
+    reply = server.chat()
+
+    assert f"request {reply.headers['x-request-id']} failed" in caplog.text
+    assert "row 7 is in two places" in caplog.text
+    assert "row 7" not in reply.json["error"]["message"]
 
 
 def test_bug_in_a_blocking_reply_frees_its_place(
