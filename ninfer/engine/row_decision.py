@@ -115,6 +115,7 @@ def ask(record: RequestRecord, question: Callable[[], _T]) -> _T | NinferError:
     except InvariantError:
         raise
     except NinferError as error:
+        _logger.warning("request %d ends with %s: %s", record.order, error.code, error)
         return error
     except Exception:
         # The session belongs to this request alone, so its bugs end this request alone.

@@ -1,7 +1,8 @@
 """Grammars to matchers, by the llguidance library.
 
-Compiling happens in the caller's thread, before a request is submitted, within limits of text, work
-and time; what cannot be honoured is refused, never weakened. Compiled grammars are kept by digest.
+Compiling happens before a request is submitted, within limits of text, work and time; a few tokens
+are followed then, too, since the parser meets its limits only on the way. What cannot be honoured
+is refused, never weakened. Compiled grammars are kept by digest.
 The library is an optional part of the installation and is imported when it is first needed. Knows
 no protocol and no channel. Source: the serving contract, section 7; llguidance 1.x.
 """
@@ -10,15 +11,23 @@ import functools
 import hashlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, Final
 
-from ninfer.errors import NinferError, UnsupportedFeature
+from ninfer.errors import GrammarUnusable, NinferError, UnsupportedFeature
+from ninfer.frontend.grammar_problems import compile_problem, matcher_failure
 from ninfer.frontend.grammar_source import GrammarKind, GrammarSource, invalid_schema
-from ninfer.frontend.output_constraint import CompiledGrammar, MaskVocabulary
+from ninfer.frontend.output_constraint import (
+    CompiledGrammar,
+    ConstraintPhase,
+    ConstraintPlace,
+    MaskVocabulary,
+    OutputConstraint,
+)
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import GrammarMatcher, TokenMask
 
@@ -29,17 +38,27 @@ CACHE_SIZE: Final = 64
 MAX_COMPILERS: Final = 4
 """Threads that may compile at a time, those included whose caller has given up."""
 
+TRIED_TOKENS: Final = 32
+TRIED_S: Final = 0.5
+"""Most tokens, and about the longest time, that a new grammar is followed to see whether it can."""
+
 # The library's own defaults are not relied on; they may change with its version.
 _LIMITS: Final = {
+    # Ambiguity grows with the text and costs its square: a row this long takes about a second.
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
+    "step_lexer_fuel": 1_000_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
     "precompute_large_lexemes": True,
     "verbose_errors": False,
 }
+# A schema is as wide as it is written, up to four items a property; 64 KiB hold some 2,900
+# properties. Without references hardly anything in it is ambiguous, and masks of 10,000 items took
+# 0.03 to 0.2 s. With references 5,600 ambiguous items took over a minute.
+_MAX_ITEMS_IN_SCHEMA: Final = 12_000
+_REFERENCE: Final = '"$ref"'
 _JSON_OPTIONS: Final = {
     "item_separator": ",",
     "key_separator": ":",
@@ -90,7 +109,9 @@ class GrammarCompiler:
                 return found
         # Outside the time limit: it is the model's, not the client's, and done once.
         tokens, vocabulary = self._known_tokens(library)
-        master = self._within_limit(lambda: _compiled(library, tokens, source, field), field)
+        master = self._within_limit(
+            lambda: _compiled(library, tokens, vocabulary, source, field), field
+        )
         compiled = CompiledGrammar(_Master(master).new_matcher, vocabulary)
         with self._lock:
             self._cache[key] = compiled
@@ -177,7 +198,7 @@ class LlguidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise NinferError("the grammar could not be followed")
+            raise matcher_failure(self._matcher.get_error())
 
 
 class _Master:
@@ -209,25 +230,57 @@ class _TokenTable:
         return self._tokenizer.encode(text.decode("utf-8"), parse_special=False)
 
 
-def _compiled(library: ModuleType, tokens: Any, source: GrammarSource, field: str) -> Any:
+def _compiled(
+    library: ModuleType,
+    tokens: Any,
+    vocabulary: MaskVocabulary,
+    source: GrammarSource,
+    field: str,
+) -> Any:
     try:
         grammar = _grammar_text(library, source)
     except ValueError as error:
-        raise invalid_schema(field, f"is not usable: {_first_line(error)}") from error
-    limits = library.LLParserLimits(**_LIMITS)
+        raise invalid_schema(field, f"is not usable: {compile_problem(error)}") from error
+    limits = library.LLParserLimits(**_limits(source))
     is_error, messages = library.LLMatcher.validate_grammar_with_warnings(
         grammar, tokens, limits=limits
     )
     if is_error or messages:
-        raise invalid_schema(field, f"is not usable: {_first_line(messages[0])}")
+        raise invalid_schema(field, f"is not usable: {compile_problem(messages[0])}")
     matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=limits)
     # The first mask builds what every copy starts with, and shows whether there is any answer.
     mask = matcher.compute_bitmask()
     if matcher.is_error():
-        raise invalid_schema(field, f"is not usable: {_first_line(matcher.get_error())}")
+        raise invalid_schema(field, f"is not usable: {compile_problem(matcher.get_error())}")
     if not any(mask):
         raise invalid_schema(field, "allows no answer")
+    _try_out(matcher.deep_copy(), vocabulary, field)
     return matcher
+
+
+def _try_out(matcher: Any, vocabulary: MaskVocabulary, field: str) -> None:
+    """Follow one way into a grammar: its widest place is mostly behind the first token.
+
+    Raises:
+        RequestError: it is over a limit there, or leads nowhere.
+    """
+    until = time.monotonic() + TRIED_S
+    constraint = OutputConstraint(CompiledGrammar(lambda: LlguidanceMatcher(matcher), vocabulary))
+    place = ConstraintPlace(ConstraintPhase.ACTIVE)
+    try:
+        for _ in range(TRIED_TOKENS):
+            mask = int.from_bytes(constraint.mask(place) or b"", "little") & vocabulary.ordinary
+            if not mask or time.monotonic() > until:
+                return
+            lowest = (mask & -mask).bit_length() - 1
+            place = constraint.commit(place.behind(lowest, vocabulary.breaks))
+    except GrammarUnusable as error:
+        raise invalid_schema(field, f"is not usable: {error}") from error
+
+
+def _limits(source: GrammarSource) -> dict[str, Any]:
+    is_wide = source.kind is GrammarKind.JSON_SCHEMA and _REFERENCE not in source.text
+    return _LIMITS | {"max_items_in_row": _MAX_ITEMS_IN_SCHEMA} if is_wide else dict(_LIMITS)
 
 
 def _grammar_text(library: ModuleType, source: GrammarSource) -> Any:
@@ -239,11 +292,6 @@ def _grammar_text(library: ModuleType, source: GrammarSource) -> Any:
             return matcher.grammar_from_regex(source.text)
         case GrammarKind.LARK:
             return matcher.grammar_from_lark(source.text)
-
-
-def _first_line(message: object) -> str:
-    lines = str(message).strip().splitlines()
-    return lines[0][:200] if lines else "no reason is given"
 
 
 def has_library() -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ninfer.errors import IllegalMove, NinferError
+from ninfer.errors import GrammarUnusable, IllegalMove
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import GrammarMatcher, TokenMask
 
@@ -154,7 +154,8 @@ class OutputConstraint:
         """Tokens allowed at a committed place; None allows all.
 
         Raises:
-            NinferError: there is none, or the matcher broke down.
+            GrammarUnusable: there is none.
+            NinferError: the matcher broke down.
         """
         if place.phase is ConstraintPhase.WAITING:
             return None
@@ -167,7 +168,7 @@ class OutputConstraint:
         if self._matcher.may_stop:
             allowed |= tokens.ends
         if not allowed:
-            raise NinferError("the grammar allows no token")
+            raise GrammarUnusable("the grammar comes to a place where it allows no token")
         return allowed.to_bytes(4 * tokens.num_words, "little")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from ninfer.frontend import grammar_compiler
 from tests.cli.command_line import Outcome, run
+from tests.gateway.structured_bodies import TOO_WIDE_LATER
 from tests.support.tiny_model import artifact_path
 
 pytest.importorskip("llguidance", reason="needs the extra [structured]")
@@ -61,6 +62,15 @@ def test_a_schema_that_cannot_be_used_is_refused(tmp_path: Path, text: str, code
 
     assert outcome.code == code
     assert outcome.out == ""
+
+
+def test_a_limit_that_is_met_on_the_way_is_told(tmp_path: Path) -> None:
+    outcome = generate(
+        write(tmp_path, json.dumps(TOO_WIDE_LATER)), "--max-new", "900", "--max-context", "2048"
+    )
+
+    assert outcome.code == 5
+    assert "possibilities to keep at once; allowed is at most 2000" in outcome.err
 
 
 def test_without_the_extra_the_message_names_it(

@@ -16,6 +16,18 @@ BOX: Json = {
     "additionalProperties": False,
 }
 
+# Known to be too wide only at its second item, farther than a grammar is tried when compiled.
+TOO_WIDE_LATER: Json = {
+    "type": "array",
+    "prefixItems": [
+        {"type": "string", "pattern": "^[a-z]{400}$"},
+        {"type": "object", "properties": {f"k{i}": {"$ref": "#/$defs/s"} for i in range(600)}},
+    ],
+    "items": False,
+    "minItems": 2,
+    "$defs": {"s": {"type": "string"}},
+}
+
 
 def by_schema(schema: Json) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

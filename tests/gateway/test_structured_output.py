@@ -13,7 +13,7 @@ import pytest
 
 from ninfer.frontend import grammar_compiler
 from ninfer.runtime import Engine
-from tests.gateway.structured_bodies import BOX, Json, ask, by_schema
+from tests.gateway.structured_bodies import BOX, TOO_WIDE_LATER, Json, ask, by_schema
 from tests.support.gateway_server import (
     TINY_CONFIG,
     Reply,
@@ -232,16 +232,83 @@ def test_a_client_that_leaves_a_constrained_stream_frees_its_place(server: Runni
     assert answer(ask(server, response_format=by_schema(BOX)))[1] == "stop"
 
 
+def test_a_wide_schema_is_followed(server: RunningServer) -> None:
+    names = [f"k{number}" for number in range(900)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"enum": [1, 2]} for name in names},
+        "required": [],
+        "additionalProperties": False,
+    }
+
+    content, finish = answer(ask(server, response_format=by_schema(schema), max_tokens=1800))
+
+    assert finish in ("stop", "length")
+    assert content.startswith("{")
+
+
+# A grammar that only turns out on the way to be over a limit: its request ends, with the reason.
+
+
+REASON = "the parser has 2407 possibilities to keep at once; allowed is at most 2000"
+
+
+def test_a_limit_met_on_the_way_ends_the_request_with_the_reason(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = by_schema(TOO_WIDE_LATER)
+
+    reply = ask(server, response_format=wanted, max_tokens=900)
+
+    assert (reply.status, reply.code) == (400, "invalid_json_schema")
+    assert REASON in reply.json["error"]["message"]
+    assert reply.json["error"]["type"] == "invalid_request_error"
+    assert f"{reply.headers['x-request-id']} ends with invalid_json_schema" in caplog.text
+    assert REASON in caplog.text
+    assert answer(ask(server, response_format=by_schema(BOX)))[1] == "stop"
+
+
+def test_a_limit_met_on_the_way_is_an_event_of_a_stream(server: RunningServer) -> None:
+    reply = ask(server, response_format=by_schema(TOO_WIDE_LATER), max_tokens=900, stream=True)
+
+    error = reply.events[-2]["error"]
+    assert reply.status == 200
+    assert error["code"] == "invalid_json_schema"
+    assert REASON in error["message"]
+    assert reply.events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_limit_met_on_the_way_ends_a_message(server: RunningServer, streams: bool) -> None:
+    body = {
+        "max_tokens": 900,
+        "messages": [{"role": "user", "content": "hi"}],
+        "thinking": {"type": "disabled"},
+        "output_config": {"format": {"type": "json_schema", "schema": TOO_WIDE_LATER}},
+        "stream": streams,
+    }
+
+    reply = server.post("/v1/messages", body)
+
+    error = (reply.events[-1] if streams else reply.json)["error"]
+    assert reply.status == (200 if streams else 400)
+    assert error["type"] == "invalid_request_error"
+    assert REASON in error["message"]
+
+
 # A scripted model says what the grammar forbids: the request fails, and nobody else.
 
 
-def test_a_model_that_breaks_the_grammar_gets_an_error_and_no_text() -> None:
+def test_a_model_that_breaks_the_grammar_gets_an_error_and_no_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     members: Json = {
         "response_format": by_schema(BOX),
         "enable_thinking": False,
         "max_tokens": 50,
     }
     with ScriptedEngine(says("free text")) as engine, running_server(engine) as server:
+        caplog.clear()
         blocking = server.chat(**members)
         stream = server.chat(stream=True, **members)
         after = server.chat("hi", enable_thinking=False, max_tokens=50)
@@ -249,6 +316,10 @@ def test_a_model_that_breaks_the_grammar_gets_an_error_and_no_text() -> None:
     assert blocking.status == 500
     assert blocking.code == "internal_error"
     assert stream.events[-2]["error"]["code"] == "internal_error"
+    assert "forbids the token" in caplog.text
+    assert "free text" not in caplog.text
+    for reply in (blocking, stream):
+        assert f"request {reply.headers['x-request-id']} failed" in caplog.text
     assert after.status == 200
 
 
