@@ -19,7 +19,8 @@ from ninfer.engine.engine_status import EngineStatus as EngineStatus
 from ninfer.engine.engine_worker import EngineWorker
 from ninfer.engine.intake import EngineState as EngineState
 from ninfer.engine.response_channel import GenerationHandle as GenerationHandle
-from ninfer.engine.scoring import CausalScoreCore, TextScore
+from ninfer.engine.scoring import CausalScoreCore
+from ninfer.engine.scoring import TextScore as TextScore
 from ninfer.errors import ConfigurationError, EngineClosed, RequestError, UnsupportedFeature
 from ninfer.frontend.conversation import Conversation
 from ninfer.frontend.frontend import OutputOptions, PreparedInput, PromptOptions
@@ -311,7 +312,12 @@ class Scorer:
         self.model_id = loaded.model_id
 
     def score(
-        self, tokens: Sequence[int], *, window: int | None = None, stride: int | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        progress: Progress | None = None,
     ) -> TextScore:
         """Score a text of any length; see `CausalScoreCore.score`.
 
@@ -321,7 +327,7 @@ class Scorer:
         for index, token in enumerate(tokens):
             self.frontend.tokenizer.check_id(token, f"tokens[{index}]")
         with self._lock:
-            return self._core.score(tokens, window=window, stride=stride)
+            return self._core.score(tokens, window=window, stride=stride, progress=progress)
 
     def close(self) -> None:
         """Free everything; idempotent."""

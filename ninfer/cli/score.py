@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode, UsageError
@@ -13,7 +13,8 @@ from ninfer.cli.request_input import read_token_list
 from ninfer.cli.slow_start import starting
 from ninfer.cli.text_input import read_text
 from ninfer.config import Purpose
-from ninfer.runtime import Scorer
+from ninfer.errors import RequestError
+from ninfer.runtime import Scorer, TextScore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +52,12 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     with scorer:
         if lists is not None:
             for tokens in lists:
-                score = scorer.score(tokens, window=options.window, stride=options.stride)
+                score = _score(scorer, tokens, options, console)
                 line = {"logprobs": score.logprobs, "argmax": score.argmax}
                 print(json.dumps(line), flush=True)
             return ExitCode.DONE
         tokens = list(scorer.frontend.prepare_raw(text or "").prompt.token_ids)
-        score = scorer.score(tokens, window=options.window, stride=options.stride)
+        score = _score(scorer, tokens, options, console)
     if options.format == "json":
         document = {
             "tokens": tokens,
@@ -74,6 +75,23 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
             print(f"mean nll    {score.mean_nll:.6f}")
             print(f"perplexity  {score.perplexity:.4f}")
     return ExitCode.DONE
+
+
+def _score(
+    scorer: Scorer, tokens: Sequence[int], options: argparse.Namespace, console: Console
+) -> TextScore:
+    def report(done: int, total: int) -> None:
+        console.progress("scoring", done, total, "tokens")
+
+    try:
+        return scorer.score(tokens, window=options.window, stride=options.stride, progress=report)
+    except RequestError as error:
+        if error.field not in ("window", "stride"):
+            raise
+        # No part of a request: the option is wrong, like one that the parser refuses.
+        raise UsageError(f"--{error}") from error
+    finally:
+        console.yield_to_output()
 
 
 def _token_lists(path: str) -> Iterator[list[int]]:

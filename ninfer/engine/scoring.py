@@ -13,7 +13,7 @@ perplexity as commonly reported for fixed-context models; system design, section
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,7 +99,12 @@ class CausalScoreCore:
         self._max_context = max_context
 
     def score(
-        self, tokens: Sequence[int], *, window: int | None = None, stride: int | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> TextScore:
         """Score a text of any length.
 
@@ -107,6 +112,7 @@ class CausalScoreCore:
             tokens: the text, at least one token.
             window: tokens of one window; None is the whole context.
             stride: new tokens of each further window; None is half the window.
+            progress: told (tokens scored, tokens in all), first before the first window.
 
         Raises:
             RequestError: the text is empty, or window and stride do not fit each other.
@@ -124,10 +130,14 @@ class CausalScoreCore:
         argmax: list[int] = []
         likely: tuple[int, ...] = ()
         for part in plan_windows(len(tokens), width, step):
+            if progress is not None:
+                progress(len(argmax), len(tokens))
             values, likely = self._score_window(tokens[part.begin : part.end])
             logprobs.extend(values[part.first_scored - part.begin - 1 :])
             argmax.extend(likely[len(argmax) - part.begin : -1])
         argmax.append(likely[-1])
+        if progress is not None:
+            progress(len(tokens), len(tokens))
         return TextScore(tuple(logprobs), tuple(argmax))
 
     def _score_window(self, tokens: Sequence[int]) -> tuple[tuple[float, ...], tuple[int, ...]]:

@@ -59,6 +59,16 @@ def test_a_text_that_fits_is_one_window() -> None:
     assert program.windows == [(5, 6, 7)]
 
 
+def test_progress_is_told_before_each_window_and_at_the_end() -> None:
+    told: list[tuple[int, int]] = []
+
+    CausalScoreCore(CountingProgram(), max_context=8).score(
+        range(9), window=6, stride=2, progress=lambda done, total: told.append((done, total))
+    )
+
+    assert told == [(0, 9), (5, 9), (7, 9), (9, 9)]
+
+
 def test_windows_advance_by_the_stride_and_end_at_the_end() -> None:
     windows = list(plan_windows(9, 6, 2))
 
