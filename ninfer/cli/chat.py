@@ -88,12 +88,14 @@ def _take(
     line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
 ) -> None:
     if line.startswith("/"):
-        _command(line, talk, options, console)
+        _command(line, talk, engine, options, console)
     elif line.strip():
         _answer(line, talk, engine, options, console)
 
 
-def _command(line: str, talk: Talk, options: argparse.Namespace, console: Console) -> None:
+def _command(
+    line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
+) -> None:
     name, _, argument = line.partition(" ")
     match name, argument.strip():
         case "/quit", "":
@@ -112,6 +114,8 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
             messages = read_json(path)
             if not isinstance(messages, list):
                 raise UsageError(f"{path} is not a JSON list of messages")
+            # With a question, as the next one will be: what cannot go on is refused here.
+            engine.prepare([*messages, _question("?")], prompt=prompt_options(options))
             talk.messages = messages
             console.note(f"loaded {len(messages)} messages")
         case "/think", ("on" | "off") as switch:
@@ -127,6 +131,10 @@ def _command(line: str, talk: Talk, options: argparse.Namespace, console: Consol
             console.note(f"unknown command {name}; {HELP}")
 
 
+def _question(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
 def _usage(name: str) -> str:
     """How `HELP` spells a command."""
     return next(form for form in HELP.split("  ") if form.split()[0] == name)
@@ -135,7 +143,7 @@ def _usage(name: str) -> str:
 def _answer(
     line: str, talk: Talk, engine: Engine, options: argparse.Namespace, console: Console
 ) -> None:
-    messages = [*talk.messages, {"role": "user", "content": checked_text(line)}]
+    messages = [*talk.messages, _question(checked_text(line))]
     prepared = engine.prepare(messages, prompt=prompt_options(options))
     result = None
     with engine.submit(prepared, request_options(engine, options, prepared)) as handle:

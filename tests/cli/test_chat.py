@@ -54,6 +54,27 @@ def test_thinking_budget_without_room_is_told_the_way_out(
     assert f"are allowed; {RESTART}\n" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"role": "robot", "content": "hi"}]', "error: messages[0].role is 'robot'"),
+        ('[{"role": "user", "content": 3}]', "error: messages[0].content"),
+        ('["hi"]', "error: messages[0]"),
+    ],
+)
+def test_conversation_that_cannot_go_on_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, said: str
+) -> None:
+    earlier = tmp_path / "talk.json"
+    earlier.write_text(content)
+
+    outcome = talk(monkeypatch, [f"/load {earlier}", "Name three metals."])
+
+    assert said in outcome.err
+    assert "loaded" not in outcome.err
+    assert outcome.out == "Brass, iron, silver.\n"
+
+
 def test_answer_that_fills_the_context_is_told_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
