@@ -70,6 +70,10 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     source = read_input(options)
     if options.output == "text":
         refuse_idle(options, ["return_token_ids"], "goes with --output json or jsonl")
+    else:
+        refuse_idle(options, ["no_show_thinking"], "goes with --output text")
+    if options.no_thinking or options.reasoning_effort == "none":
+        refuse_idle(options, ["thinking_budget"], "does nothing without thinking")
     sampling_params(options, SamplingParams())
     settle_model(options, console)
     with open_engine(options, console) as engine:

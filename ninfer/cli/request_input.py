@@ -18,7 +18,14 @@ from ninfer.frontend.grammar_source import schema_source
 from ninfer.frontend.output_constraint import CompiledGrammar
 from ninfer.runtime import DEFAULT_MAX_NEW_TOKENS, Engine, RequestOptions
 
-_TEMPLATE_OPTIONS = ("system", "tools", "reasoning_effort", "chat_template")
+_TEMPLATE_OPTIONS = (
+    "system",
+    "tools",
+    "reasoning_effort",
+    "chat_template",
+    "no_thinking",
+    "preserve_thinking",
+)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:

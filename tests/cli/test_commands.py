@@ -268,6 +268,20 @@ def test_speculation_is_refused_with_what_there_is(
         (("--messages", "f", "--raw"), "--raw goes with --prompt or --prompt-file"),
         (("--prompt-tokens", "f", "--tools", "g"), "--tools does not go with --prompt-tokens"),
         (("--prompt", "a", "--return-token-ids"), "--return-token-ids goes with --output json"),
+        (("--prompt", "a", "--raw", "--no-thinking"), "--no-thinking does not go with --raw"),
+        (("--prompt-tokens", "f", "--preserve-thinking"), "--preserve-thinking does not go with"),
+        (
+            ("--prompt", "a", "--no-thinking", "--thinking-budget", "3"),
+            "--thinking-budget does nothing without thinking",
+        ),
+        (
+            ("--prompt", "a", "--reasoning-effort", "none", "--thinking-budget", "0"),
+            "--thinking-budget does nothing without thinking",
+        ),
+        (
+            ("--prompt", "a", "--output", "json", "--no-show-thinking"),
+            "--no-show-thinking goes with --output text",
+        ),
         (("--prompt", "a", "--greedy", "--temperature", "1"), "--temperature does nothing beside"),
         (("--prompt", "a", "--greedy", "--presence-penalty", "1"), "--presence-penalty does no"),
     ],
