@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from ninfer.config import EngineConfig, Purpose
 from ninfer.engine.engine_core import EngineCore
@@ -31,6 +31,8 @@ from ninfer.generation import (
     GenerationRequest,
     GenerationResult,
     SamplingParams,
+    checked_integer,
+    checked_number,
 )
 from ninfer.model_stack import LoadedModel, Measurement, ModelSource
 from ninfer.model_stack import Progress as Progress
@@ -44,6 +46,9 @@ NON_THINKING_PRESET = SamplingParams(
 )
 """Sampling of chat answers without thinking (serving contract, section 4)."""
 
+_INT32_MAX: Final = (1 << 31) - 1
+_LONGEST_S: Final = 1e9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
@@ -55,6 +60,9 @@ class RequestOptions:
         output: stop strings, thinking budget and the like.
         queue_timeout_s, request_timeout_s: None is unlimited.
         session_key: hint that requests belong together.
+
+    Raises:
+        RequestError: a number has the wrong type or range.
     """
 
     sampling: SamplingParams | None = None
@@ -64,6 +72,13 @@ class RequestOptions:
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
     session_key: str | None = None
+
+    def __post_init__(self) -> None:
+        checked_integer("max_new_tokens", self.max_new_tokens, 0, _INT32_MAX)
+        for name in ("queue_timeout_s", "request_timeout_s"):
+            value = getattr(self, name)
+            if value is not None:
+                checked_number(name, value, 0.0, _LONGEST_S)
 
 
 class Engine:

@@ -210,6 +210,46 @@ def test_context_shrinks_to_the_model_only_when_allowed(model: Path) -> None:
         Engine(model, config=EngineConfig(max_context=1 << 20))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", "5"),
+        ("max_new_tokens", None),
+        ("max_new_tokens", True),
+        ("max_new_tokens", -1),
+        ("queue_timeout_s", "1"),
+        ("request_timeout_s", -1.0),
+    ],
+)
+def test_option_of_a_request_that_is_no_number_is_named(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        RequestOptions(**{name: value})  # type: ignore[arg-type]
+
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thinking_budget", "5"),
+        ("thinking_budget", -1),
+        ("stop", "ab"),
+        ("stop", (5,)),
+        ("reasoning_stop", None),
+    ],
+)
+def test_option_of_an_output_of_the_wrong_type_is_named(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        OutputOptions(**{name: value})  # type: ignore[arg-type]
+
+    assert caught.value.field == name
+
+
+def test_chat_with_a_budget_that_is_no_number_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="max_new_tokens must be an integer, not '5'"):
+        engine.chat([{"role": "user", "content": "hi"}], max_new_tokens="5")  # type: ignore[arg-type]
+
+
 def test_top_k_above_the_vocabulary_names_the_range(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"-1\.\.512"):
         engine.submit(golden_prompt(engine, 0), RequestOptions(sampling=SamplingParams(top_k=513)))

@@ -40,8 +40,9 @@ from ninfer.frontend.token_bound import check_length
 from ninfer.frontend.tokenizer import Tokenizer, check_unicode
 from ninfer.frontend.tool_arguments import ToolSignature
 from ninfer.frontend.tool_calls import CallIds
-from ninfer.generation import Channel, PreparedPrompt
+from ninfer.generation import Channel, PreparedPrompt, checked_integer
 
+_INT32_MAX = (1 << 31) - 1
 _THINK_END = "</think>"
 _CLOSING_TEXT = "\n\nThe thinking budget is used up, so I answer with what I have.\n"
 
@@ -95,6 +96,9 @@ class OutputOptions:
         parallel_tool_calls: False ends the request after the first complete call.
         call_ids: names the tool calls; None is a fresh random series.
         grammar: what the content has to be, from `Frontend.compile_grammar`; None is any text.
+
+    Raises:
+        RequestError: a value has the wrong type or range.
     """
 
     stop: tuple[str, ...] = ()
@@ -104,6 +108,16 @@ class OutputOptions:
     parallel_tool_calls: bool = True
     call_ids: CallIds | None = None
     grammar: CompiledGrammar | None = None
+
+    def __post_init__(self) -> None:
+        if self.thinking_budget is not None:
+            checked_integer("thinking_budget", self.thinking_budget, 0, _INT32_MAX)
+        for name in ("stop", "reasoning_stop"):
+            stops = getattr(self, name)  # of one string each character would stop
+            if not isinstance(stops, tuple | list) or not all(isinstance(s, str) for s in stops):
+                raise RequestError(
+                    f"{name} must be a tuple of strings", code="invalid_type", field=name
+                )
 
 
 class Frontend:
@@ -228,8 +242,7 @@ class Frontend:
         """Begin reading the output of one request.
 
         Raises:
-            RequestError: a stop string is empty or no text, the budget is negative, or the options
-                contradict.
+            RequestError: a stop string is empty or no text, or the options contradict.
             UnsupportedFeature: a grammar together with tools.
         """
         options = options or OutputOptions()
@@ -237,8 +250,6 @@ class Frontend:
         _check_stops(options.stop, "stop")
         _check_stops(options.reasoning_stop, "reasoning_stop")
         budget = options.thinking_budget
-        if budget is not None and budget < 0:
-            raise RequestError(f"thinking_budget is {budget}; allowed is 0 or more")
         signatures = [ToolSignature.of(tool.name, tool.parameters) for tool in prepared.tools]
         settings = SessionSettings(
             start=prepared.start,
