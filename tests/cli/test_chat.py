@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,23 @@ def talk(monkeypatch: pytest.MonkeyPatch, lines: list[str], *options: object) ->
     typed = iter([*lines, "/quit"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     return run("chat", artifact_path("tiny-dense", "bf16"), "--greedy", *options)
+
+
+def test_chat_keeps_its_history_and_can_save_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "talk.json"
+    lines = iter(["Name three metals.", f"/save {saved}", "/nonsense", "/reset", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+
+    outcome = run("chat", artifact_path("tiny-dense", "bf16"), "--greedy")
+
+    assert outcome.code == 0
+    assert outcome.out == "Brass, iron, silver.\n"
+    assert json.loads(saved.read_text()) == [
+        {"role": "user", "content": "Name three metals."},
+        {"role": "assistant", "content": "Brass, iron, silver."},
+    ]
 
 
 def test_conversation_that_outgrows_the_context_is_told_the_way_out(

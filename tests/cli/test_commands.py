@@ -1,6 +1,5 @@
 import io
 import json
-import math
 from pathlib import Path
 from typing import NoReturn
 
@@ -116,52 +115,6 @@ def test_tokenize_renders_messages_like_generate(model: Path, tmp_path: Path) ->
     assert answer.document["usage"]["prompt_tokens"] == len(tokens)
 
 
-def test_score_of_a_text_reports_its_perplexity(model: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The harbour wakes before the town does.")
-
-    document = run("score", model, "--file", text, "--format", "json").document
-
-    known = [value for value in document["logprobs"] if value is not None]
-    assert document["num_scored"] == len(document["tokens"]) - 1 == len(known)
-    assert document["perplexity"] == pytest.approx(math.exp(-sum(known) / len(known)))
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--window", 1, "--window is 1; at least 2 tokens are needed"),
-        ("--window", 9999, "--window is 9999 tokens; the context holds 4096"),
-        ("--stride", 0, "--stride is 0; allowed is 1..4095"),
-    ],
-)
-def test_wrong_window_is_wrong_usage(
-    model: Path, tmp_path: Path, option: str, value: int, words: str
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The harbour wakes.")
-
-    outcome = run("score", model, "--file", text, option, value)
-
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"error: {words}\n" in outcome.err
-
-
-def test_score_of_a_long_text_shows_how_far_it_is(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The harbour wakes before the town does. " * 4)
-    monkeypatch.setattr("ninfer.cli.console.PLAIN_INTERVAL_S", 0.0)
-
-    shown = run("score", model, "--file", text, "--window", 16, "--format", "json")
-    hidden = run("score", model, "--file", text, "--window", 16, "--no-progress")
-
-    num_tokens = len(shown.document["tokens"])
-    assert f"scoring: {num_tokens} of {num_tokens} tokens (100%)" in shown.err
-    assert "scoring" not in hidden.err
-
-
 def test_bench_measures_every_cell(model: Path) -> None:
     outcome = run(
         *("bench", model, "--prompt-lens", "8,16", "--gen-len", 4, "--concurrency", "1,2"),
@@ -176,23 +129,6 @@ def test_bench_measures_every_cell(model: Path) -> None:
         (16, 2),
     ]
     assert all(cell["decode_per_s"] > 0 for cell in cells)
-
-
-def test_chat_keeps_its_history_and_can_save_it(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = tmp_path / "talk.json"
-    lines = iter(["Name three metals.", f"/save {saved}", "/nonsense", "/reset", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-
-    outcome = run("chat", model, "--greedy")
-
-    assert outcome.code == 0
-    assert outcome.out == "Brass, iron, silver.\n"
-    assert json.loads(saved.read_text()) == [
-        {"role": "user", "content": "Name three metals."},
-        {"role": "assistant", "content": "Brass, iron, silver."},
-    ]
 
 
 def test_answer_in_a_file_has_no_byte_more_than_was_generated(model: Path) -> None:
