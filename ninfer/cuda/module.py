@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +28,7 @@ from ninfer.config import user_cache_folder
 from ninfer.cuda import linker, translation
 from ninfer.cuda.kernel_source import Kernel, source_digest
 from ninfer.errors import DeviceUnavailable, InvariantError
+from ninfer.whole_file import replace_file
 
 STATIC_SHARED_LIMIT: Final = 48 * 1024
 """Static shared memory that every target gives a block, in bytes."""
@@ -345,10 +345,7 @@ def _write(path: Path, key: str, compiled: Compiled) -> None:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(json.dumps(head, sort_keys=True).encode() + b"\n" + compiled.cubin)
-        os.replace(temporary, path)
+        replace_file(path, json.dumps(head, sort_keys=True).encode() + b"\n" + compiled.cubin)
     except OSError:
         return
 

@@ -64,7 +64,7 @@ def is_on_disk(function: Any) -> bool:
     """Whether some compilation of a kernel is cached; a stale one only costs time."""
     kernel = function.py_func
     module = kernel.__module__.rpartition(".")[2]
-    return any(Path(function.stats.cache_path).glob(f"{module}.{kernel.__name__}-*.nbi"))
+    return any(Path(function.stats.cache_path).glob(f"{module}.{kernel.__name__}-*.kernel"))
 
 
 def compile_ahead(calls: Iterable[Call]) -> None:

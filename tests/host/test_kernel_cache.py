@@ -1,5 +1,6 @@
 """Compiled host kernels are kept in the user's folder, or nowhere, but never in the package."""
 
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,35 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WHERE = "from ninfer.kernels.host import norm; print(norm._rms_norm.stats.cache_path)"
+
+
+USE = """
+import resource, sys
+import numpy as np
+from ninfer.kernels.host import pointwise
+if sys.argv[1:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+out = np.zeros((1, 2), np.float32)
+pointwise._swiglu(0, 1, np.ones((1, 4), np.float32), out)
+print(out[0, 0], *map(len, pointwise._swiglu.stats[1:]))
+"""
+COMPILED, LOADED = ["0 1", "1 0"]  # hits and misses of the cache
+
+
+def use_kernel(folder: Path, *arguments: str) -> str:
+    """Run one kernel in a process of its own; returns whether it was loaded or compiled."""
+    done = subprocess.run(
+        [sys.executable, "-c", USE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    value, _, how = done.stdout.strip().partition(" ")
+    assert math.isclose(float(value), 1 / (1 + math.exp(-1)), rel_tol=1e-6)
+    return how
 
 
 def cache_path(**environment: str) -> str:
@@ -40,3 +70,21 @@ def test_kernels_work_where_nothing_can_be_kept(variable: str, tmp_path: Path) -
     blocked.write_bytes(b"")
 
     assert cache_path(**{variable: str(blocked / "below")}) == "None"
+
+
+def test_damaged_code_is_compiled_anew_and_heals(tmp_path: Path) -> None:
+    assert use_kernel(tmp_path) == COMPILED
+    assert use_kernel(tmp_path) == LOADED
+    (path,) = tmp_path.rglob("*.kernel")
+    content = bytearray(path.read_bytes())
+    content[3000:3010] = bytes(10)
+    path.write_bytes(content)
+
+    assert use_kernel(tmp_path) == COMPILED
+    assert use_kernel(tmp_path) == LOADED
+
+
+def test_full_disk_costs_compiling_only(tmp_path: Path) -> None:
+    assert use_kernel(tmp_path, "1000") == COMPILED
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert use_kernel(tmp_path, "1000") == COMPILED
