@@ -45,6 +45,12 @@ class ArtifactReport:
     model_error: ArtifactError | None
     capabilities: dict[str, Any]
 
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes behind the last object: legal, without meaning, and written by no converter."""
+        ends = (item.offset + item.nbytes for item in self.objects)
+        return self.file_bytes - self.payload_start - max(ends, default=0)
+
     def format_counts(self) -> dict[str, int]:
         """Number of objects of each stored format, resources under their encoding."""
         return dict(Counter(_format_name(item) for item in self.objects))

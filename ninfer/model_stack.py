@@ -211,8 +211,11 @@ def device_summary() -> DeviceSummary:
         with _open_cuda(0) as device:
             return DeviceSummary(device.driver_version, device.name)
     except DeviceUnavailable as error:
+        reason = str(error)
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            reason = "the extra [cuda] is not installed"
         host = f"host, {platform.machine()}, {os.cpu_count()} processors"
-        return DeviceSummary(f"none ({error})", host)
+        return DeviceSummary(f"none ({reason})", host)
 
 
 def open_device(name: str) -> Device:
@@ -260,6 +263,6 @@ def _open_cuda(ordinal: int) -> Device:
         from ninfer.cuda.device import CudaDevice
     except ImportError as error:
         raise DeviceUnavailable(
-            f"device {ordinal}: {error}; install ninfer[cuda] or use --device host"
+            f"device {ordinal}: {error}; pip install '.[cuda]', or use --device host"
         ) from error
     return CudaDevice(ordinal)

@@ -1,6 +1,7 @@
 """The library entry over the real stack: streams, cancellation at every state, no leaks."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from ninfer.generation import (
     SamplingParams,
 )
 from ninfer.host.device import HostStream
+from ninfer.model_stack import device_summary
 from ninfer.runtime import Engine, RequestOptions, Scorer
 from tests.support.golden import load
 from tests.support.tiny_model import artifact_path
@@ -302,3 +304,27 @@ def test_a_start_asks_for_missing_kernels_together_and_says_how_far_it_is(
 
     assert asked == [["tiny-dense", ["first", "second"], "sm_90"]]
     assert told == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "driver"),
+    [
+        (ModuleNotFoundError("No module named 'cuda'"), "none (the extra [cuda] is not installed)"),
+        (
+            ImportError("libnvvm is damaged"),
+            "none (device 0: libnvvm is damaged; pip install '.[cuda]', or use --device host)",
+        ),
+    ],
+)
+def test_version_says_in_few_words_that_the_extra_is_missing(
+    missing: ImportError, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Missing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "ninfer.cuda.device":
+                raise missing
+
+    monkeypatch.delitem(sys.modules, "ninfer.cuda.device", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+
+    assert device_summary().driver == driver

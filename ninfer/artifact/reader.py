@@ -197,10 +197,7 @@ def _read_directory(descriptor: int) -> tuple[Directory, int]:
 def _check_magic(prefix: bytes) -> int:
     """Return the version named by the prefix."""
     if prefix[: len(MAGIC)] != MAGIC:
-        raise ArtifactError(
-            f"the file starts with {prefix[:8].hex(' ')}; an artifact starts with {MAGIC.hex(' ')}",
-            code=ArtifactCode.BAD_MAGIC,
-        )
+        raise ArtifactError("the file is not an artifact", code=ArtifactCode.BAD_MAGIC)
     version = prefix[len(MAGIC)]
     if version not in READABLE_VERSIONS:
         readable = " and ".join(map(str, READABLE_VERSIONS))

@@ -50,7 +50,9 @@ def run(options: argparse.Namespace, console: Console) -> ExitCode:
     try:
         from ninfer.compilation import compile_kernels  # loads the compiler, an optional extra
     except ImportError as error:
-        raise DeviceUnavailable(f"no kernel compiler: {error}; install ninfer[cuda]") from error
+        raise DeviceUnavailable(
+            f"no kernel compiler: {error}; pip install '.[cuda]' brings one"
+        ) from error
     reports = compile_kernels(
         None if options.all else options.model_id,
         TARGETS if options.every_target else tuple(options.target or ("sm_90",)),

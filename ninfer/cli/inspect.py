@@ -80,8 +80,12 @@ def _verdict(report: ArtifactReport) -> str:
         except CheckpointError as error:
             reason = error
     if reason is None:
-        return "complete, and this build can run it"
-    return f"a valid artifact, but this build cannot run it: {reason}"
+        verdict = "complete, and this build can run it"
+    else:
+        verdict = f"a valid artifact, but this build cannot run it: {reason}"
+    if report.unused_bytes:
+        verdict += f"; {report.unused_bytes:,} bytes behind its last object are none of it"
+    return verdict
 
 
 def _shown(value: object) -> str:

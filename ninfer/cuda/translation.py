@@ -49,7 +49,7 @@ def expect_compiler() -> None:
     except (ImportError, AttributeError) as error:
         raise DeviceUnavailable(
             f"numba-cuda {version('numba-cuda')} compiles nothing beside NumPy {version('numpy')}: "
-            f"{error}; pip install 'ninfer[cuda]' brings versions that fit each other"
+            f"{error}; pip install '.[cuda]' brings versions that fit each other"
         ) from error
 
 

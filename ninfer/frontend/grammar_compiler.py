@@ -312,6 +312,6 @@ def _library(field: str) -> ModuleType:
     library = _imported()
     if library is None:
         raise UnsupportedFeature(
-            f"{field} needs the extra ninfer[structured], which is not installed", field=field
+            f"{field} needs the extra [structured]: pip install '.[structured]'", field=field
         )
     return library

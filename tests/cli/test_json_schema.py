@@ -81,4 +81,4 @@ def test_without_the_extra_the_message_names_it(
     outcome = generate(write(tmp_path, json.dumps(SCHEMA)))
 
     assert outcome.code == 5
-    assert "ninfer[structured]" in outcome.err
+    assert "pip install '.[structured]'" in outcome.err

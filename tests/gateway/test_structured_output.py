@@ -332,5 +332,5 @@ def test_without_the_extra_the_reply_names_it(
 
     assert reply.status == 400
     assert reply.code == "unsupported_parameter"
-    assert "ninfer[structured]" in reply.json["error"]["message"]
+    assert "pip install '.[structured]'" in reply.json["error"]["message"]
     assert ask(server, max_tokens=2).status == 200
