@@ -115,7 +115,7 @@ class LoadedModel:
                 self.weights_id = bound.weights_id
                 self.frontend = Frontend(bound.resources, chat_template=chat_template)
                 timeline.note("frontend")
-                device = stack.enter_context(open_device(config.device))
+                device = stack.enter_context(open_device(config.device, compiling))
                 timeline.note("device")
                 self.program: ModelProgram = build_program(
                     config, bound, reader, device, progress, timeline, self._ahead(compiling)
@@ -218,25 +218,27 @@ def device_summary() -> DeviceSummary:
         return DeviceSummary(f"none ({reason})", host)
 
 
-def open_device(name: str) -> Device:
+def open_device(name: str, compiling: Progress | None = None) -> Device:
     """Open the device a configuration names.
 
     Args:
         name: ``"host"``, the number of a CUDA device, or ``"auto"`` for the best there is.
+        compiling: told (kernels compiled, kernels in all) by the host device; for another one
+            `Stream.rehearse` asks whoever compiles together.
 
     Raises:
         ConfigurationError: it is none of these.
         DeviceUnavailable: there is no such device.
     """
     if name == "host":
-        return HostDevice()
+        return HostDevice(compiling=compiling)
     if name == "auto":
         if not has_driver():
-            return HostDevice()
+            return HostDevice(compiling=compiling)
         try:
             return _open_cuda(0)
         except DeviceUnavailable:
-            return HostDevice()
+            return HostDevice(compiling=compiling)
     if not (name.isascii() and name.isdigit()):
         raise ConfigurationError(
             f"device is {name[:64]!r}; allowed is auto, host or a number", field="device"

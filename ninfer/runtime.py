@@ -113,7 +113,7 @@ class Engine:
             config: start-up options; its purpose must be generation.
             chat_template: source of a template to use instead of the artifact's.
             progress: told (bytes loaded, bytes in all) while weights are loaded.
-            compiling: told (kernels compiled, kernels in all) while a first start on a CUDA device
+            compiling: told (kernels compiled, kernels in all) while a first start on a machine
                 compiles those of the model.
             clock: seconds; never goes back.
 

@@ -126,13 +126,30 @@ def _load(plan: ServePlan, stack: ExitStack) -> _Server:
     plan.announce(f"listening on {address_url(plan.settings.host, server.port)}")
     try:
         life = gateway.life
-        engine = stack.enter_context(plan.load(life.note_weights, life.note_kernels))
+        compiling = _announced(plan, life.note_kernels)
+        engine = stack.enter_context(plan.load(life.note_weights, compiling))
         life.note_grammars()
         engine.frontend.warm_up_grammars()
     except StoppedWhileLoading:
         gateway.life.move(ServerMove.DRAIN)
         raise
     return _Server(gateway, server, engine, log)
+
+
+def _announced(plan: ServePlan, compiling: Progress) -> Progress:
+    """Say at the first report why the start takes long."""
+    is_first = True
+
+    def report(done: int, total: int) -> None:
+        nonlocal is_first
+        if is_first:
+            plan.announce(
+                f"compiling kernels, {total} in all: the first start on a machine does, once"
+            )
+        is_first = False
+        compiling(done, total)
+
+    return report
 
 
 class StoppedWhileLoading(Terminated):

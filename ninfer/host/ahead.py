@@ -11,7 +11,8 @@ compiles everything. Run as a program, the module is the second process, which b
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -20,6 +21,9 @@ from ninfer.module_process import module_process
 
 WORTH_A_PROCESS: Final = 3
 """Kernels that must be missing before a second process pays for its start."""
+
+Progress = Callable[[int, int], None]
+"""Told (kernels compiled, kernels in all)."""
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -59,29 +63,44 @@ class Job:
         """Whether some compilation of the kernel is cached."""
         return is_on_disk(self.kernel())
 
+    def is_in_process(self) -> bool:
+        """Whether this process can run it already."""
+        return self.types in self.kernel().overloads
+
 
 def is_on_disk(function: Any) -> bool:
     """Whether some compilation of a kernel is cached; a stale one only costs time."""
+    if function.stats.cache_path is None:
+        return False
     kernel = function.py_func
     module = kernel.__module__.rpartition(".")[2]
     return any(Path(function.stats.cache_path).glob(f"{module}.{kernel.__name__}-*.kernel"))
 
 
-def compile_ahead(calls: Iterable[Call]) -> None:
-    """Make sure that the kernels among these calls are compiled, using two processes if cold."""
+def compile_ahead(calls: Iterable[Call], progress: Progress | None = None) -> None:
+    """Make sure that the kernels among these calls are compiled, using two processes if cold.
+
+    Args:
+        calls: those that are no kernels are passed over.
+        progress: told when there is something to compile, and after each kernel.
+    """
     calls = list(calls)
-    functions = {function for function, _ in calls}
+    functions: set[Any] = {function for function, _ in calls}
     wanted = {one for one in functions if _is_kernel(one) and not is_on_disk(one)}
     missing = list(dict.fromkeys(_job(*call) for call in calls if call[0] in wanted))
-    if len(missing) < WORTH_A_PROCESS:
+    missing = [job for job in missing if not job.is_in_process()]
+    if not missing:
         return
-    jobs = pickle.dumps([(job.module, job.name, job.types) for job in missing])
-    with module_process(__name__, jobs):
-        _compile(missing)
+    is_kept = all(one.stats.cache_path is not None for one in wanted)
+    with ExitStack() as stack:
+        if is_kept and len(missing) >= WORTH_A_PROCESS:
+            jobs = pickle.dumps([(job.module, job.name, job.types) for job in missing])
+            stack.enter_context(module_process(__name__, jobs))
+        _compile(missing, progress)
 
 
 def _is_kernel(function: object) -> bool:
-    return isinstance(function, CompiledKernel) and function.stats.cache_path is not None
+    return isinstance(function, CompiledKernel)
 
 
 def _job(function: Any, args: tuple[Any, ...]) -> Job:
@@ -91,11 +110,16 @@ def _job(function: Any, args: tuple[Any, ...]) -> Job:
     )
 
 
-def _compile(jobs: Iterable[Job]) -> None:
-    for job in jobs:
+def _compile(jobs: Sequence[Job], progress: Progress | None = None) -> None:
+    for place, job in enumerate(jobs):
+        if progress is not None:  # what lies behind may be there already, by the other process
+            later = sum(other.is_on_disk() for other in jobs[place:])
+            progress(place + later, len(jobs))
         if not job.is_on_disk():
             job.kernel().compile(job.types)
+    if progress is not None:
+        progress(len(jobs), len(jobs))
 
 
 if __name__ == "__main__":
-    _compile(Job(*fields) for fields in reversed(pickle.load(sys.stdin.buffer)))
+    _compile([Job(*fields) for fields in reversed(pickle.load(sys.stdin.buffer))])

@@ -19,6 +19,7 @@ import numpy as np
 from ninfer.arena import AllocatedArena
 from ninfer.device import ALIGNMENT, CompileAhead
 from ninfer.errors import InvariantError, OutOfDeviceMemory, ShapeError
+from ninfer.host.ahead import Progress
 from ninfer.host.bands import BandPool
 from ninfer.host.graph import HostGraph, Operation
 from ninfer.stream_life import StreamEvent, StreamState, moved
@@ -68,8 +69,9 @@ class HostStream:
     Used by one thread at a time.
     """
 
-    def __init__(self, pool: BandPool) -> None:
+    def __init__(self, pool: BandPool, compiling: Progress | None = None) -> None:
         self._pool: Final = pool
+        self._compiling: Final = compiling
         self._state = StreamState.RUNNING
         self._recorded: list[Operation] = []
         self._fault: Exception | None = None
@@ -168,7 +170,7 @@ class HostStream:
             sequence()
         finally:
             recorded = self.end_capture()
-        recorded.prepare()
+        recorded.prepare(self._compiling)
 
     def begin_capture(self) -> None:
         """Record instead of running from here on.
@@ -207,14 +209,18 @@ class HostDevice:
 
     Args:
         num_threads: threads that share large row-wise work; None takes every CPU of the process.
+        compiling: told (kernels compiled, kernels in all) while a rehearsal compiles.
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(
+        self, num_threads: int | None = None, *, compiling: Progress | None = None
+    ) -> None:
         if num_threads is None:
             num_threads = len(os.sched_getaffinity(0))
         if num_threads < 1:
             raise InvariantError(f"a host device with {num_threads} threads")
         self._pool: Final = BandPool(num_threads)
+        self._compiling: Final = compiling
         self._streams: Final[list[HostStream]] = []
         self._is_closed = False
 
@@ -278,7 +284,7 @@ class HostDevice:
         """Create a stream, owned by the device."""
         if self._is_closed:
             raise InvariantError("a stream was asked of a closed device")
-        stream = HostStream(self._pool)
+        stream = HostStream(self._pool, self._compiling)
         self._streams.append(stream)
         return stream
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from ninfer.device import Stream
 from ninfer.errors import InvariantError
-from ninfer.host.ahead import Call, compile_ahead
+from ninfer.host.ahead import Call, Progress, compile_ahead
 from ninfer.host.bands import BandPool
 
 
@@ -56,9 +56,13 @@ class HostGraph:
         """Calls of one replay."""
         return len(self._operations)
 
-    def prepare(self) -> None:
-        """Compile every kernel that a launch will call, so that the first one need not."""
-        compile_ahead(_kernel_call(operation) for operation in self._operations)
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Compile every kernel that a launch will call, so that the first one need not.
+
+        Args:
+            progress: told (kernels compiled, kernels in all) when any is missing.
+        """
+        compile_ahead(map(_kernel_call, self._operations), progress)
 
     def launch(self, stream: Stream) -> None:
         """Enqueue every call in the recorded order.

@@ -91,6 +91,28 @@ def test_each_phase_of_loading_has_its_name_and_progress() -> None:
     assert seen == [("weights", 0.99), ("kernels", 0.0), ("kernels", 0.75)]
 
 
+def test_log_says_once_that_kernels_are_compiled_and_nothing_when_none_is() -> None:
+    said: dict[int, list[str]] = {}
+    for reports in (0, 3):
+
+        def load(progress: Progress, compiling: Progress, reports: int = reports) -> Engine:
+            for done in range(reports):
+                compiling(done, 12)
+            return ScriptedEngine(max_concurrency=1)
+
+        drill = Drill(load)
+
+        def client(server: RemoteServer, drill: Drill = drill) -> None:
+            drill.wait_ready()
+            terminate()
+
+        drill.run(client)
+        said[reports] = [line for line in drill.lines if "compiling" in line]
+
+    line = "compiling kernels, 12 in all: the first start on a machine does, once"
+    assert said == {0: [], 3: [line]}
+
+
 def test_vocabulary_is_read_before_the_first_structured_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,10 +18,16 @@ import sys
 from ninfer.config import EngineConfig
 from ninfer.host.ahead import Job
 from ninfer.runtime import Engine
-with Engine(sys.argv[1], config=EngineConfig(max_context=256)) as engine:
+told = []
+with Engine(
+    sys.argv[1],
+    config=EngineConfig(max_context=256, device="host"),
+    compiling=lambda *report: told.append(report),
+) as engine:
     prompt = engine.prepare([{"role": "user", "content": "Name three metals."}])
     print(engine.chat([{"role": "user", "content": "Name three metals."}]).usage.prompt_tokens)
 names = {"gated_delta": "_advance", "attention": "_attend", "linear": "_project_rows"}
+print(told == sorted(told), told[0][0], told[-1][0] == told[-1][1] > 5)
 print(all(Job(f"ninfer.kernels.host.{m}", n, ()).is_on_disk() for m, n in names.items()))
 """
 
@@ -40,6 +46,7 @@ def test_every_missing_kernel_is_compiled_even_without_a_second_process(
     class Kernel:
         def __init__(self, name: str) -> None:
             self.name = name
+            self.overloads: dict[object, object] = {}
 
         def compile(self, types: object) -> None:
             compiled.append((self.name, types))
@@ -49,9 +56,33 @@ def test_every_missing_kernel_is_compiled_even_without_a_second_process(
     monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
     kernels = [norm._rms_norm, pointwise._swiglu, sampling._count_tokens]
 
-    compile_ahead([(kernel, (1.0,)) for kernel in kernels])
+    told: list[tuple[int, int]] = []
+    compile_ahead([(kernel, (1.0,)) for kernel in kernels], lambda *report: told.append(report))
 
     assert [name for name, _ in compiled] == ["_rms_norm", "_swiglu", "_count_tokens"]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_what_the_other_process_has_brought_counts_as_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there: set[str] = set()
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def compile(self, types: object) -> None:
+            there.update((self.name, "d"))
+
+    monkeypatch.setattr(Job, "is_on_disk", lambda job: job.name in there)
+    monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
+    told: list[tuple[int, int]] = []
+
+    jobs = [Job("module", name, ()) for name in "abcd"]
+    ahead._compile(jobs, lambda *report: told.append(report))
+
+    assert told == [(0, 4), (2, 4), (3, 4), (4, 4), (4, 4)]
 
 
 @pytest.mark.slow
@@ -65,4 +96,4 @@ def test_cold_start_fills_the_cache_and_answers(tmp_path: Path) -> None:
         env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
     )
 
-    assert done.stdout.split() == ["28", "True"]
+    assert done.stdout.split() == ["28", "True", "0", "True", "True"]
