@@ -1,6 +1,7 @@
-"""The tokenizer is the family's in form, and is trained again to the same bytes."""
+"""The tokenizer is the family's in form; training gives the same bytes, and replaces none."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from tests.demo_model.test_rendering import demo_frontend
 from tests.support.golden import GOLDEN
 from tools.demo_model.data.encoding import TOKENIZER_FOLDER, tokenizer
-from tools.demo_model.tokenizer_files import NUM_CONVERSATIONS, NUM_ENTRIES, SEED, files, train
+from tools.demo_model.tokenizer_files import NAMES, NUM_ENTRIES, SEED, files, main, train
+
+SMALL = ("--conversations", "100", "--entries", "600")
 
 
 def _read(name: str) -> str:
@@ -69,8 +72,35 @@ def test_config_and_generation_files_belong_to_the_tokenizer() -> None:
     assert {name: _read(name) for name in made} == made
 
 
-@pytest.mark.slow
-def test_shipped_tokenizer_is_trained_again_to_the_same_bytes() -> None:
-    made = files(train(SEED, NUM_CONVERSATIONS, NUM_ENTRIES), _read("chat_template.jinja"))
+def test_tool_writes_every_file_that_the_shipped_folder_has(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "tokenizer"
 
-    assert made["tokenizer.json"] == _read("tokenizer.json")
+    assert main([*SMALL, "--output", str(folder)]) == 0
+
+    assert {path.name for path in folder.iterdir()} == set(NAMES)
+    assert {path.name for path in TOKENIZER_FOLDER.iterdir()} == set(NAMES)
+    assert (folder / NAMES[0]).read_text("utf-8") == _read(NAMES[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tool_leaves_a_tokenizer_that_is_there_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("kept")
+
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--output", str(tmp_path)])
+
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "kept")]
+    assert f"has {name}" in capsys.readouterr().err
+
+
+def test_place_that_is_no_folder_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--output", str(tmp_path / "file")])
+
+    assert "File exists" in capsys.readouterr().err

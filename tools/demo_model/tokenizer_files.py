@@ -3,9 +3,11 @@
 Byte-level BPE with the family's split pattern (every digit alone, NFC) and the family's added
 tokens behind it, in the family's order. Capitals are kept apart in the training text, so that a
 word in capitals is spelled letter by letter, and so are Chinese characters, which no space parts.
-The same data give the same bytes. Source: the model contract, section 3.8.
+The same data give the same bytes; the shipped tokenizer is older than some of the data, so a folder
+that has a tokenizer is left alone. The chat template is copied from the shipped one. Source: the
+model contract, section 3.8.
 
-    python -m tools.demo_model.tokenizer_files --output tools/demo_model/tokenizer
+    python -m tools.demo_model.tokenizer_files --output DIR
 """
 
 import argparse
@@ -18,12 +20,21 @@ from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tools.demo_model.data.encoding import TOKENIZER_FOLDER
 from tools.demo_model.data.rendering import render
 from tools.demo_model.data.stream import samples
 
 NUM_ENTRIES: Final = 8144  # and 33 added tokens: below 8192 rows, a multiple of 128
 NUM_CONVERSATIONS: Final = 100_000
 SEED: Final = 0
+NAMES: Final = (
+    "chat_template.jinja",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""Files of a tokenizer."""
+
 _MIN_FREQUENCY: Final = 12
 _PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
@@ -145,6 +156,7 @@ def files(content: dict[str, Any], chat_template: str) -> dict[str, str]:
         "pad_token_id": ids["<|endoftext|>"],
     }
     return {
+        "chat_template.jinja": chat_template,
         "tokenizer.json": _dumped(content),
         "tokenizer_config.json": _dumped(config),
         "generation_config.json": _dumped(generation),
@@ -156,14 +168,21 @@ def _dumped(value: object) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train and write the files; the chat template has to be there already."""
+    """Train and write the files into a folder that has none of them."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_model.tokenizer_files")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="folder without a tokenizer")
     parser.add_argument("--conversations", type=int, default=NUM_CONVERSATIONS)
     parser.add_argument("--entries", type=int, default=NUM_ENTRIES)
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args(arguments)
-    template = (options.output / "chat_template.jinja").read_text(encoding="utf-8")
+    template = (TOKENIZER_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        there = sorted(path.name for path in options.output.iterdir() if path.name in NAMES)
+    except OSError as error:
+        parser.error(f"--output {options.output}: {error.strerror}")
+    if there:
+        parser.error(f"{options.output} has {', '.join(there)}, which belong to trained weights")
     content = train(options.seed, options.conversations, options.entries)
     for name, text in files(content, template).items():
         (options.output / name).write_text(text, encoding="utf-8")
