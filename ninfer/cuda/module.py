@@ -69,6 +69,7 @@ _FIRST_CLUSTERED: Final = (9, 0)
 _LINK_OPTIONS: Final = ("-O3", "-Xptxas=-v", "-verbose")
 _CAREFUL: Final = ("-Xptxas=-O1",)  # loads stay where they are: fewer values wait for their use
 _FORMAT: Final = 1  # of keys: raised where `translation` gives other code for the same kernel
+_FIRST_FIELDS: Final = {"key", "sha256", "figures"}
 _TOOLCHAIN_FILE: Final = "toolchain"
 _WAIT: Final = b"griddepcontrol.wait"
 _SERIALISED: Final = "wgmma.mma_async instructions are serialized"
@@ -331,6 +332,9 @@ def _read(path: Path, key: str, name: str, target: str) -> Compiled | None:
         entry = json.loads(head)
         figures = Figures(**entry["figures"])
         is_valid = entry["key"] == key and entry["sha256"] == hashlib.sha256(cubin).hexdigest()
+        if set(entry) != _FIRST_FIELDS:  # those that the first version wrote have no proof
+            proof = entry["figures_sha256"]
+            is_valid = is_valid and len(entry) == 4 and proof == _figures_digest(figures)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Compiled(name, target, cubin, figures) if is_valid else None
@@ -342,12 +346,17 @@ def _write(path: Path, key: str, compiled: Compiled) -> None:
         "key": key,
         "sha256": hashlib.sha256(compiled.cubin).hexdigest(),
         "figures": asdict(compiled.figures),
+        "figures_sha256": _figures_digest(compiled.figures),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(head, sort_keys=True).encode() + b"\n" + compiled.cubin)
     except OSError:
         return
+
+
+def _figures_digest(figures: Figures) -> str:
+    return hashlib.sha256(json.dumps(asdict(figures), sort_keys=True).encode()).hexdigest()
 
 
 def _version_or_system(package: str) -> str:

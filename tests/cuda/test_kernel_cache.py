@@ -1,11 +1,15 @@
 """The folder of compiled kernels: what is found in it, what is built anew, and who shares it."""
 
+import json
 import multiprocessing
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not installed")
 
@@ -13,11 +17,14 @@ pytest.importorskip("numba.cuda.extending", reason="the extra [cuda] is not inst
 from ninfer.cuda import module as kernel_module
 from ninfer.cuda.kernel_source import Kernel
 from ninfer.cuda.module import (
+    Compiled,
+    Figures,
     KernelCache,
     build,
 )
 from ninfer.errors import DeviceUnavailable
 from tests.cuda.test_module import make_kernel
+from tests.support.full_disk import room_for
 
 
 class CountingBuild:
@@ -89,6 +96,55 @@ def test_damaged_entry_is_rebuilt(
     assert again == good
     assert counter.calls == 1
     assert path.read_bytes() == content
+
+
+MADE = Compiled("norm", "sm_90", b"\x7fELF" + bytes(range(200)), Figures(32, 0, 0, 1024))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_an_entry_that_was_altered_anywhere_is_itself_or_none(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "norm"
+        kernel_module._write(path, "k" * 64, MADE)
+        content = bytearray(path.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1), label="place")
+        match data.draw(st.sampled_from(["cut", "flip", "zeros", "digit"])):
+            case "cut":
+                del content[place:]
+            case "flip":
+                content[place] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+            case "zeros":
+                content[place:] = bytes(len(content) - place)
+            case _:  # of a figure, say
+                content[place] = data.draw(st.sampled_from(b"0123456789"), label="digit")
+        path.write_bytes(content)
+
+        assert kernel_module._read(path, "k" * 64, "norm", "sm_90") in (None, MADE)
+
+
+def test_altered_figures_are_noticed_and_entries_without_their_proof_still_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "norm"
+    kernel_module._write(path, "k" * 64, MADE)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"registers": 32', b'"registers": 33'))
+    altered = kernel_module._read(path, "k" * 64, "norm", "sm_90")
+    head, _, cubin = content.partition(b"\n")
+    entry = json.loads(head)
+    del entry["figures_sha256"]
+    path.write_bytes(json.dumps(entry).encode() + b"\n" + cubin)
+
+    assert altered is None
+    assert kernel_module._read(path, "k" * 64, "norm", "sm_90") == MADE
+
+
+def test_full_disk_keeps_nothing_and_breaks_nothing(tmp_path: Path) -> None:
+    with room_for(100):
+        kernel_module._write(tmp_path / "norm", "k" * 64, MADE)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_that_cannot_be_written_still_gives_kernels(tmp_path: Path) -> None:
