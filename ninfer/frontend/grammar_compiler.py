@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, Final
 
-from ninfer.errors import GrammarUnusable, NinferError, UnsupportedFeature
-from ninfer.frontend.grammar_problems import compile_problem, matcher_failure
+from ninfer.errors import GrammarUnusable, NinferError, RequestError, UnsupportedFeature
+from ninfer.frontend.grammar_problems import compile_problem, is_dead_end, matcher_failure
 from ninfer.frontend.grammar_source import GrammarKind, GrammarSource, invalid_schema
 from ninfer.frontend.output_constraint import (
     CompiledGrammar,
@@ -237,23 +237,27 @@ def _compiled(
     source: GrammarSource,
     field: str,
 ) -> Any:
+    def unusable(text: object) -> RequestError:
+        problem = compile_problem(text, has_lines=source.kind is GrammarKind.LARK)
+        return invalid_schema(field, f"is not usable: {problem}")
+
     try:
         grammar = _grammar_text(library, source)
     except ValueError as error:
-        raise invalid_schema(field, f"is not usable: {compile_problem(error)}") from error
+        raise unusable(error) from error
     limits = library.LLParserLimits(**_limits(source))
     is_error, messages = library.LLMatcher.validate_grammar_with_warnings(
         grammar, tokens, limits=limits
     )
     if is_error or messages:
-        raise invalid_schema(field, f"is not usable: {compile_problem(messages[0])}")
+        raise unusable(messages[0])
     matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=limits)
     # The first mask builds what every copy starts with, and shows whether there is any answer.
     mask = matcher.compute_bitmask()
-    if matcher.is_error():
-        raise invalid_schema(field, f"is not usable: {compile_problem(matcher.get_error())}")
-    if not any(mask):
+    if is_dead_end(matcher.get_error()) or not any(mask):
         raise invalid_schema(field, "allows no answer")
+    if matcher.is_error():
+        raise unusable(matcher.get_error())
     _try_out(matcher.deep_copy(), vocabulary, field)
     return matcher
 

@@ -9,8 +9,10 @@ import re
 from typing import Final
 
 from ninfer.errors import GrammarUnusable, NinferError
+from ninfer.generation import shown
 
 _LONGEST: Final = 200
+_DEAD_END: Final = re.compile(r"NoExtension")
 _OF_THE_GRAMMAR: Final = (
     (
         re.compile(r"Current row has (\d+) items; max is (\d+)"),
@@ -28,21 +30,33 @@ _OF_THE_GRAMMAR: Final = (
         re.compile(r"too many expressions constructed|fuel exhausted"),
         "its expressions are too complex",
     ),
-    (
-        re.compile(r"NoExtension"),
-        "it comes to a place where nothing can follow",
-    ),
+    (_DEAD_END, "it comes to a place where nothing can follow"),
 )
+_POSITION: Final = re.compile(r"(?:at )?(?P<line>\d+)\(\d+\): ")
+_BAD_EXPRESSION: Final = re.compile(
+    r"regex parse error:\n(?:    (?P<shown>[^\n]*)\n *\^+\n)?.*^error: (?P<reason>[^\n]*)",
+    re.DOTALL | re.MULTILINE,
+)
+_LISTING: Final = re.compile(r"; following .* are available")
 _FORBIDDEN_TOKEN: Final = re.compile(r"doesn't satisfy the grammar|parser stopped in consume_token")
 
 
-def compile_problem(text: object) -> str:
+def compile_problem(text: object, *, has_lines: bool) -> str:
     """Why a grammar is refused, in one line.
 
     Args:
         text: the library's error.
+        has_lines: its lines are those that the client wrote.
     """
-    return _blamed(str(text)) or _first_line(str(text))
+    told = str(text)
+    position = _POSITION.match(told)
+    place = "" if position is None or not has_lines else f"line {position['line']}: "
+    return place + (_blamed(told) or _bad_expression(told) or _first_line(told))
+
+
+def is_dead_end(text: str) -> bool:
+    """Whether a grammar has come to a place where nothing can follow."""
+    return _DEAD_END.search(text) is not None
 
 
 def matcher_failure(text: str) -> NinferError:
@@ -71,6 +85,15 @@ def _blamed(text: str) -> str | None:
     return None
 
 
+def _bad_expression(text: str) -> str | None:
+    """The reason for which an expression could not be read, in the library's words."""
+    found = _BAD_EXPRESSION.search(text)
+    if found is None:
+        return None
+    which = "an expression" if found["shown"] is None else f"the expression {shown(found['shown'])}"
+    return f"{which} is invalid: {found['reason'][:_LONGEST]}"
+
+
 def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:_LONGEST] if lines else "no reason is given"
+    lines = _POSITION.sub("", text.strip(), count=1).splitlines()
+    return _LISTING.split(lines[0])[0][:_LONGEST] if lines else "no reason is given"
