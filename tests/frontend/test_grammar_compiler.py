@@ -336,7 +336,7 @@ def test_a_compiler_that_breaks_refuses_the_grammar(monkeypatch: pytest.MonkeyPa
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "_imported", lambda: None)
 
-    with pytest.raises(UnsupportedFeature, match=r"ninfer\[structured\]") as caught:
+    with pytest.raises(UnsupportedFeature, match=r"the extra \[structured\]") as caught:
         compiled(ANY_OBJECT)
 
     assert caught.value.code == "unsupported_parameter"
