@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, Final
 
-from ninfer.errors import GrammarUnusable, NinferError, RequestError, UnsupportedFeature
+from ninfer.errors import NinferError, RequestError, UnsupportedFeature
 from ninfer.frontend.grammar_problems import compile_problem, is_dead_end, matcher_failure
 from ninfer.frontend.grammar_source import GrammarKind, GrammarSource, invalid_schema
 from ninfer.frontend.output_constraint import (
@@ -109,10 +109,9 @@ class GrammarCompiler:
                 return found
         # Outside the time limit: it is the model's, not the client's, and done once.
         tokens, vocabulary = self._known_tokens(library)
-        master = self._within_limit(
+        compiled = self._within_limit(
             lambda: _compiled(library, tokens, vocabulary, source, field), field
         )
-        compiled = CompiledGrammar(_Master(master).new_matcher, vocabulary)
         with self._lock:
             self._cache[key] = compiled
             self._cache.move_to_end(key)
@@ -144,12 +143,12 @@ class GrammarCompiler:
         self._tokens = tokens, MaskVocabulary.of(self._tokenizer, self._stop_ids)
         return self._tokens
 
-    def _within_limit(self, work: Callable[[], Any], field: str) -> Any:
+    def _within_limit(self, work: Callable[[], CompiledGrammar], field: str) -> CompiledGrammar:
         """Run ``work`` in a thread and stop waiting at the limit; its own limits end it later."""
         too_long = invalid_schema(field, f"takes longer than {self._limit_s:g} s to compile")
         if not self._compilers.acquire(timeout=self._limit_s):
             raise too_long
-        future: Future[Any] = Future()
+        future: Future[CompiledGrammar] = Future()
 
         def run() -> None:
             try:
@@ -236,7 +235,7 @@ def _compiled(
     vocabulary: MaskVocabulary,
     source: GrammarSource,
     field: str,
-) -> Any:
+) -> CompiledGrammar:
     def unusable(text: object) -> RequestError:
         problem = compile_problem(text, has_lines=source.kind is GrammarKind.LARK)
         return invalid_schema(field, f"is not usable: {problem}")
@@ -258,28 +257,45 @@ def _compiled(
         raise invalid_schema(field, "allows no answer")
     if matcher.is_error():
         raise unusable(matcher.get_error())
-    _try_out(matcher.deep_copy(), vocabulary, field)
-    return matcher
+    compiled = CompiledGrammar(_Master(matcher).new_matcher, vocabulary)
+    _try_out(compiled, field)
+    return compiled
 
 
-def _try_out(matcher: Any, vocabulary: MaskVocabulary, field: str) -> None:
-    """Follow one way into a grammar: its widest place is mostly behind the first token.
+def _try_out(grammar: CompiledGrammar, field: str) -> None:
+    """Follow two ways into a grammar: its widest place is mostly behind the first token.
 
     Raises:
         RequestError: it is over a limit there, or leads nowhere.
     """
     until = time.monotonic() + TRIED_S
-    constraint = OutputConstraint(CompiledGrammar(lambda: LlguidanceMatcher(matcher), vocabulary))
-    place = ConstraintPlace(ConstraintPhase.ACTIVE)
     try:
-        for _ in range(TRIED_TOKENS):
-            mask = int.from_bytes(constraint.mask(place) or b"", "little") & vocabulary.ordinary
-            if not mask or time.monotonic() > until:
-                return
-            lowest = (mask & -mask).bit_length() - 1
-            place = constraint.commit(place.behind(lowest, vocabulary.breaks))
-    except GrammarUnusable as error:
+        # Single bytes have the lowest ids, long pieces the highest: other values, as a rule.
+        for choose in (_lowest, int.bit_length):
+            _follow(grammar, choose, until)
+    except NinferError as error:
         raise invalid_schema(field, f"is not usable: {error}") from error
+
+
+def _follow(grammar: CompiledGrammar, choose: Callable[[int], int], until: float) -> None:
+    """Follow a grammar to its end, or as far as it is tried.
+
+    Args:
+        grammar: made by its compilation, and not given to anybody yet.
+        choose: number of the chosen bit of a mask, from one.
+        until: time at which to stop.
+    """
+    constraint = OutputConstraint(grammar)
+    place = ConstraintPlace(ConstraintPhase.ACTIVE)
+    for _ in range(TRIED_TOKENS):
+        mask = int.from_bytes(constraint.mask(place) or b"", "little") & grammar.vocabulary.ordinary
+        if not mask or time.monotonic() > until:
+            return
+        place = constraint.commit(place.behind(choose(mask) - 1, grammar.vocabulary.breaks))
+
+
+def _lowest(mask: int) -> int:
+    return (mask & -mask).bit_length()
 
 
 def _limits(source: GrammarSource) -> dict[str, Any]:

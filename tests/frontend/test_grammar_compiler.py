@@ -220,6 +220,13 @@ def test_a_wide_schema_with_references_is_refused() -> None:
         compiled(schema_source(schema, "f"))
 
 
+def test_a_narrow_way_into_a_grammar_does_not_hide_a_wide_one() -> None:
+    schema = {"anyOf": [{"type": "integer"}, wide(600)], "$defs": {"a": {"$ref": "#"}}}
+
+    with pytest.raises(RequestError, match="2399 possibilities"):
+        compiled(schema_source(schema, "f"))
+
+
 def test_a_limit_that_is_met_on_the_way_is_the_grammars_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
