@@ -7,8 +7,6 @@ pytest has read its options.
 from hypothesis import settings
 
 if settings.get_current_profile_name() != "shared-machine":
-    raise ImportError(
-        "the profile of tests/conftest.py is not there yet"
-    )
+    raise ImportError("the profile of tests/conftest.py is not there yet")
 
 QUICK = settings(max_examples=settings().max_examples // 2)
