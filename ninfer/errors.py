@@ -63,6 +63,10 @@ class GrammarUnusable(RequestError):
     code = "invalid_json_schema"
 
 
+class GrammarDeadEnd(GrammarUnusable):
+    """A grammar leads to a place where no token is allowed."""
+
+
 class UnsupportedFeature(RequestError):
     """A known feature that this build, this model or this start-up configuration does not offer."""
 

@@ -10,15 +10,23 @@ no protocol and no channel. Source: the serving contract, section 7; llguidance 
 import functools
 import hashlib
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
-from ninfer.errors import NinferError, RequestError, UnsupportedFeature
+from ninfer.errors import (
+    GrammarDeadEnd,
+    GrammarUnusable,
+    NinferError,
+    RequestError,
+    UnsupportedFeature,
+)
 from ninfer.frontend.grammar_problems import compile_problem, is_dead_end, matcher_failure
 from ninfer.frontend.grammar_source import GrammarKind, GrammarSource, invalid_schema
 from ninfer.frontend.output_constraint import (
@@ -42,6 +50,9 @@ TRIED_TOKENS: Final = 32
 TRIED_S: Final = 0.5
 """Most tokens, and about the longest time, that a new grammar is followed to see whether it can."""
 
+MASK_LIMIT_S: Final = 0.4
+"""Longest time of a processor for one mask: all requests wait for it."""
+
 # The library's own defaults are not relied on; they may change with its version.
 _LIMITS: Final = {
     # Ambiguity grows with the text and costs its square: a row this long takes about a second.
@@ -54,11 +65,12 @@ _LIMITS: Final = {
     "precompute_large_lexemes": True,
     "verbose_errors": False,
 }
-# A schema is as wide as it is written, up to four items a property; 64 KiB hold some 2,900
-# properties. Without references hardly anything in it is ambiguous, and masks of 10,000 items took
-# 0.03 to 0.2 s. With references 5,600 ambiguous items took over a minute.
+# An object is as wide as it is written, up to four items a property; 64 KiB hold some 2,900
+# properties, and masks of 10,000 items took 0.03 to 0.2 s. Where parts are alternatives or refer to
+# others, they may be ambiguous: 5,000 items of alternatives took over a second, 5,600 of references
+# over a minute.
 _MAX_ITEMS_IN_SCHEMA: Final = 12_000
-_REFERENCE: Final = '"$ref"'
+_AMBIGUOUS: Final = re.compile(r'"(?:\$ref|\$dynamicRef|anyOf|oneOf|allOf|if|not)"')
 _JSON_OPTIONS: Final = {
     "item_separator": ",",
     "key_separator": ":",
@@ -266,13 +278,18 @@ def _try_out(grammar: CompiledGrammar, field: str) -> None:
     """Follow two ways into a grammar: its widest place is mostly behind the first token.
 
     Raises:
-        RequestError: it is over a limit there, or leads nowhere.
+        RequestError: it is over a limit there, or both lead nowhere.
     """
     until = time.monotonic() + TRIED_S
     try:
         # Single bytes have the lowest ids, long pieces the highest: other values, as a rule.
-        for choose in (_lowest, int.bit_length):
-            _follow(grammar, choose, until)
+        try:
+            _follow(grammar, _lowest, until)
+        except GrammarDeadEnd:
+            _follow(grammar, int.bit_length, until)
+        else:
+            with suppress(GrammarDeadEnd):  # the other way leads on
+                _follow(grammar, int.bit_length, until)
     except NinferError as error:
         raise invalid_schema(field, f"is not usable: {error}") from error
 
@@ -288,7 +305,10 @@ def _follow(grammar: CompiledGrammar, choose: Callable[[int], int], until: float
     constraint = OutputConstraint(grammar)
     place = ConstraintPlace(ConstraintPhase.ACTIVE)
     for _ in range(TRIED_TOKENS):
+        start = time.thread_time()
         mask = int.from_bytes(constraint.mask(place) or b"", "little") & grammar.vocabulary.ordinary
+        if time.thread_time() - start > MASK_LIMIT_S:
+            raise GrammarUnusable("it is so ambiguous that every token would take too long")
         if not mask or time.monotonic() > until:
             return
         place = constraint.commit(place.behind(choose(mask) - 1, grammar.vocabulary.breaks))
@@ -299,8 +319,8 @@ def _lowest(mask: int) -> int:
 
 
 def _limits(source: GrammarSource) -> dict[str, Any]:
-    is_wide = source.kind is GrammarKind.JSON_SCHEMA and _REFERENCE not in source.text
-    return _LIMITS | {"max_items_in_row": _MAX_ITEMS_IN_SCHEMA} if is_wide else dict(_LIMITS)
+    is_plain = source.kind is GrammarKind.JSON_SCHEMA and not _AMBIGUOUS.search(source.text)
+    return _LIMITS | {"max_items_in_row": _MAX_ITEMS_IN_SCHEMA} if is_plain else dict(_LIMITS)
 
 
 def _grammar_text(library: ModuleType, source: GrammarSource) -> Any:

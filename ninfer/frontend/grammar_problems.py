@@ -8,7 +8,7 @@ of llguidance 1.9.
 import re
 from typing import Final
 
-from ninfer.errors import GrammarUnusable, NinferError
+from ninfer.errors import GrammarDeadEnd, GrammarUnusable, NinferError
 from ninfer.generation import shown
 
 _LONGEST: Final = 200
@@ -67,7 +67,8 @@ def matcher_failure(text: str) -> NinferError:
     """
     reason = _blamed(text)
     if reason is not None:
-        return GrammarUnusable(f"the grammar cannot be followed to its end: {reason}")
+        kind = GrammarDeadEnd if is_dead_end(text) else GrammarUnusable
+        return kind(f"the grammar cannot be followed to its end: {reason}")
     if _FORBIDDEN_TOKEN.search(text):
         return NinferError(
             "the grammar could not be followed: it forbids the token that was chosen"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ninfer.errors import GrammarUnusable, IllegalMove
+from ninfer.errors import GrammarDeadEnd, IllegalMove
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.generation import GrammarMatcher, TokenMask
 
@@ -154,7 +154,7 @@ class OutputConstraint:
         """Tokens allowed at a committed place; None allows all.
 
         Raises:
-            GrammarUnusable: there is none.
+            GrammarDeadEnd: there is none.
             NinferError: the matcher broke down.
         """
         if place.phase is ConstraintPhase.WAITING:
@@ -168,7 +168,7 @@ class OutputConstraint:
         if self._matcher.may_stop:
             allowed |= tokens.ends
         if not allowed:
-            raise GrammarUnusable("the grammar comes to a place where it allows no token")
+            raise GrammarDeadEnd("the grammar comes to a place where it allows no token")
         return allowed.to_bytes(4 * tokens.num_words, "little")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ninfer.errors import GrammarUnusable, NinferError, RequestError, UnsupportedFeature
+from ninfer.errors import NinferError, RequestError, UnsupportedFeature
 from ninfer.frontend import grammar_compiler
 from ninfer.frontend.grammar_compiler import CACHE_SIZE, GrammarCompiler
 from ninfer.frontend.grammar_source import (
@@ -138,110 +138,6 @@ def test_other_grammars_are_followed_to_their_end(seed: int) -> None:
     assert choice in ("red", "re[d]", "a\nb")
     assert len(regex.rstrip("xy")) == 2
     assert lark in ("ab", "ac")
-
-
-@pytest.mark.parametrize("text", ['start: "a" <|im_start|>', 'start: "a" /[^\\s\\S]/'])
-def test_a_grammar_that_leads_nowhere_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="comes to a place") as caught:
-        compiled(lark_source(text, "f"))
-
-    assert caught.value.code == "invalid_json_schema"
-
-
-def wide(num_properties: int) -> dict[str, Any]:
-    names = [f"k{number}" for number in range(num_properties)]
-    return {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in names},
-        "additionalProperties": False,
-    }
-
-
-VARIANTS = [
-    {
-        "type": "object",
-        "properties": {"t": {"const": f"t{number}"}, f"v{number}": {"type": "integer"}},
-        "additionalProperties": False,
-    }
-    for number in range(500)
-]
-
-
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        (wide(505), '{"k0":"a","k9":"b","k504":"c"}'),
-        (wide(2_000), '{"k0":"a","k9":"b","k1999":"c"}'),
-        ({"anyOf": VARIANTS}, '{"t":"t300","v300":12}'),
-        ({"type": "array", "items": {"anyOf": VARIANTS}}, '[{"t":"t1"},{"t":"t499"}]'),
-    ],
-    ids=["505", "2000", "union", "list"],
-)
-def test_a_wide_schema_is_followed_to_its_end(schema: dict[str, Any], text: str) -> None:
-    matcher = compiled(schema_source(schema, "f")).new_matcher()
-
-    for token in TOKENIZER.encode(text, parse_special=False):
-        assert token in allowed_by(matcher.mask())
-        matcher.accept(token)
-
-    assert matcher.may_stop
-
-
-@pytest.mark.parametrize(
-    ("limits", "source", "reason"),
-    [
-        ({"step_max_items": 20}, schema_source(wide(30), "f"), "more than 20 possibilities"),
-        ({"step_lexer_fuel": 50}, schema_source(PERSON, "f"), "too complex"),
-        ({"max_lexer_states": 20}, schema_source(PERSON, "f"), "more than 20 states"),
-    ],
-)
-def test_what_is_over_a_limit_behind_the_first_token_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    limits: dict[str, int],
-    source: GrammarSource,
-    reason: str,
-) -> None:
-    compiler = GrammarCompiler(TOKENIZER, FRONTEND.stop_ids)
-    for name, limit in limits.items():
-        monkeypatch.setitem(grammar_compiler._LIMITS, name, limit)
-
-    with pytest.raises(RequestError, match=reason) as caught:
-        compiler.compile(source, "f")
-
-    assert caught.value.code == "invalid_json_schema"
-    assert caught.value.field == "f"
-
-
-def test_a_wide_schema_with_references_is_refused() -> None:
-    schema = wide(600) | {"$defs": {"a": {"type": "string"}}}
-    schema["properties"]["k0"] = {"$ref": "#/$defs/a"}
-
-    with pytest.raises(RequestError, match=r"2399 possibilities .* at most 2000"):
-        compiled(schema_source(schema, "f"))
-
-
-def test_a_narrow_way_into_a_grammar_does_not_hide_a_wide_one() -> None:
-    schema = {"anyOf": [{"type": "integer"}, wide(600)], "$defs": {"a": {"$ref": "#"}}}
-
-    with pytest.raises(RequestError, match="2399 possibilities"):
-        compiled(schema_source(schema, "f"))
-
-
-def test_a_limit_that_is_met_on_the_way_is_the_grammars_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(grammar_compiler._LIMITS, "max_items_in_row", 100)
-    compiler = GrammarCompiler(TOKENIZER, FRONTEND.stop_ids)
-    matcher = compiler.compile(lark_source('start: a\na: "x" a | "x"', "f"), "f").new_matcher()
-    (token,) = TOKENIZER.encode("x", parse_special=False)
-
-    for _ in range(96):
-        matcher.accept(token)
-
-    with pytest.raises(GrammarUnusable, match=r"101 possibilities .* at most 100") as caught:
-        matcher.accept(token)
-
-    assert caught.value.code == "invalid_json_schema"
 
 
 @pytest.mark.parametrize(
