@@ -9,14 +9,16 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place of whatever has its name, for everybody whom the umask lets read it.
+    """Put a file in place of whatever has its name, for everybody to read as the umask says.
+
+    Nobody but its owner may write it, whatever the umask says.
 
     Raises:
         OSError: it cannot be written; what was there is there still, and nothing beside it.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with open(draft, "xb") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(content)
         os.replace(draft, path)
     except BaseException:

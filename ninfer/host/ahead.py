@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from ninfer.module_process import module_process
@@ -60,21 +59,22 @@ class Job:
         return getattr(importlib.import_module(self.module), self.name)
 
     def is_on_disk(self) -> bool:
-        """Whether some compilation of the kernel is cached."""
-        return is_on_disk(self.kernel())
+        """Whether the kernel is kept for these types."""
+        return is_on_disk(self.kernel(), self.types)
 
     def is_in_process(self) -> bool:
         """Whether this process can run it already."""
         return self.types in self.kernel().overloads
 
 
-def is_on_disk(function: Any) -> bool:
-    """Whether some compilation of a kernel is cached; a stale one only costs time."""
+def is_on_disk(function: Any, types: tuple[Any, ...] | None = None) -> bool:
+    """Whether a kernel is kept for these argument types, or for some where none are named.
+
+    A file that is damaged, or of other sources, is none.
+    """
     if function.stats.cache_path is None:
         return False
-    kernel = function.py_func
-    module = kernel.__module__.rpartition(".")[2]
-    return any(Path(function.stats.cache_path).glob(f"{module}.{kernel.__name__}-*.kernel"))
+    return bool(function._cache.holds(types, function.targetctx))
 
 
 def compile_ahead(calls: Iterable[Call], progress: Progress | None = None) -> None:

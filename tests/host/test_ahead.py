@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import sys
 from ninfer.config import EngineConfig
-from ninfer.host.ahead import Job
+from ninfer.host.ahead import Job, is_on_disk
 from ninfer.runtime import Engine
 told = []
 with Engine(
@@ -28,7 +28,7 @@ with Engine(
     print(engine.chat([{"role": "user", "content": "Name three metals."}]).usage.prompt_tokens)
 names = {"gated_delta": "_advance", "attention": "_attend", "linear": "_project_rows"}
 print(told == sorted(told), told[0][0], told[-1][0] == told[-1][1] > 5)
-print(all(Job(f"ninfer.kernels.host.{m}", n, ()).is_on_disk() for m, n in names.items()))
+print(all(is_on_disk(Job(f"ninfer.kernels.host.{m}", n, ()).kernel()) for m, n in names.items()))
 """
 
 
@@ -52,7 +52,7 @@ def test_every_missing_kernel_is_compiled_even_without_a_second_process(
             compiled.append((self.name, types))
 
     monkeypatch.setattr(sys, "executable", "no interpreter")
-    monkeypatch.setattr(ahead, "is_on_disk", lambda function: False)
+    monkeypatch.setattr(ahead, "is_on_disk", lambda *_: False)
     monkeypatch.setattr(Job, "kernel", lambda job: Kernel(job.name))
     kernels = [norm._rms_norm, pointwise._swiglu, sampling._count_tokens]
 

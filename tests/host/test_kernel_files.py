@@ -1,5 +1,6 @@
 """Whatever happens to a file of a compiled kernel, nothing but the kernel comes out of it."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.kernels.host import kernel_files
-from ninfer.kernels.host.kernel_files import KernelFiles, sources_digest
+from ninfer.kernels.host.kernel_files import KernelCache, KernelFiles, sources_digest
 from tests.support.full_disk import room_for
 
 Key = tuple[Any, ...]
@@ -85,8 +86,69 @@ def test_a_file_of_other_sources_or_another_compiler_is_dropped_and_heals(
     files(tmp_path, stamp="older").save(KEY, ("older", b""))
     expect_healing(tmp_path)
 
-    monkeypatch.setattr(kernel_files, "_compiler", lambda: "another")
+    monkeypatch.setattr(kernel_files, "_COMPILER", "another")
     expect_healing(tmp_path)
+
+
+def test_a_file_of_another_kernel_in_its_place_is_dropped_and_heals(tmp_path: Path) -> None:
+    other = files(tmp_path, base="norm._other")
+    other.save(KEY, ("other", b""))
+    other.path(KEY).replace(files(tmp_path).path(KEY))
+
+    expect_healing(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_may_write_is_dropped_and_heals(tmp_path: Path, mode: int) -> None:
+    files(tmp_path).save(KEY, ("of whoever wrote it", b""))
+    files(tmp_path).path(KEY).chmod(mode)
+
+    expect_healing(tmp_path)
+
+
+def test_others_may_never_write_what_is_kept(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files(tmp_path / "new").save(KEY, DATA)
+    finally:
+        os.umask(before)
+
+    kept = files(tmp_path / "new").path(KEY)
+    assert [path.stat().st_mode & 0o777 for path in (kept, kept.parent)] == [0o644, 0o755]
+    assert files(tmp_path / "new").load(KEY) == DATA
+
+
+def test_a_file_that_cannot_be_unpickled_any_more_is_dropped_and_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_files, "dumps", lambda _: b"cno_such_module\nname\n.")
+        files(tmp_path).save(KEY, DATA)
+
+    expect_healing(tmp_path)
+
+
+def test_it_is_known_what_is_kept_whole(tmp_path: Path) -> None:
+    kept = files(tmp_path)
+    assert not kept.holds_any()
+    kept.save(KEY, DATA)
+    assert kept.holds_any()
+    assert kept.holds(KEY)
+    assert not kept.holds(OTHERS[0])
+
+    kept.path(KEY).write_bytes(kept.path(KEY).read_bytes()[:-1])
+
+    assert not kept.holds_any()
+    assert not kept.holds(KEY)
+
+
+def test_a_kernel_whose_source_is_not_there_is_not_kept(tmp_path: Path) -> None:
+    code = compile("def kernel(x):\n    return x", str(tmp_path / "gone.py"), "exec")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+
+    with pytest.raises(OSError, match="gone"):
+        KernelCache(scope["kernel"])
 
 
 def test_kernels_of_several_argument_types_do_not_replace_one_another(tmp_path: Path) -> None:

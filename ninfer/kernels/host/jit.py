@@ -41,7 +41,8 @@ def kernel(function: Callable[..., object]) -> Any:
     """Compile a function when it is first called; what a stream calls is kept on disk."""
     compiled = njit(nogil=True, error_model="numpy")(function)
     if _KEPT:
-        with suppress(OSError):  # sources that cannot be read cannot be told apart
+        # Sources that cannot be read cannot be told apart; another Numba may have no such cache.
+        with suppress(OSError, AttributeError, TypeError):
             compiled._cache = KernelCache(function)  # Numba offers no way to name another cache
     return compiled
 

@@ -1,24 +1,30 @@
 """Compiled host kernels on disk: one file for each kernel and set of argument types.
 
-    digest of what follows, of the compiler and of the sources | signature and object code
+    digest of what follows, of the compiler, the sources and the kernel | signature and object code
 
 Numba's own files hold machine code that nobody checks before it runs. Here a file whose digest does
 not fit is as good as none, whatever is wrong with it: shortened, altered, of another kernel, of an
 older source or another compiler. The kernel is then compiled anew, and the file replaced. Files are
 put in place whole or not at all; where that fails, a full disk say, compiling is all it costs.
-Knows no kernel.
+
+The digest is against damage and not against malice: whoever may write a file can make one that
+fits, and it is code that runs. So a file counts only where nobody but its owner may write it, and
+its owner is this user or root. Knows no kernel.
 """
 
 import hashlib
 import inspect
+import os
 import pickle
+import stat
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
+import llvmlite
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
@@ -27,7 +33,15 @@ from ninfer.whole_file import replace_file
 
 SUFFIX: Final = ".kernel"
 
-_COMPILER: Final = ("numba", "llvmlite")
+_COMPILER: Final = f"numba-{numba.__version__} llvmlite-{llvmlite.__version__}"
+
+_UNREADABLE: Final = (
+    *(AttributeError, EOFError, ImportError, IndexError, KeyError),
+    *(MemoryError, pickle.UnpicklingError, TypeError, ValueError),
+)
+"""What unpickling may raise."""
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class KernelFiles:
@@ -52,21 +66,29 @@ class KernelFiles:
 
     def load(self, key: tuple[Any, ...]) -> Any:
         """What was saved for a key; None when there is nothing, or nothing that proves to be it."""
+        content = self._content(self.path(key))
+        if content is None:
+            return None
         try:
-            content = self.path(key).read_bytes()
-        except OSError:
+            found, data = pickle.loads(content)
+        except _UNREADABLE:  # of a library that names things otherwise now
             return None
-        digest = self._digest(memoryview(content)[hashlib.sha256().digest_size :])
-        if not content.startswith(digest):
-            return None
-        found, data = pickle.loads(memoryview(content)[len(digest) :])
         return data if found == key else None
+
+    def holds(self, key: tuple[Any, ...]) -> bool:
+        """Whether there is a whole file for a key."""
+        return self._content(self.path(key)) is not None
+
+    def holds_any(self) -> bool:
+        """Whether there is a whole file for some key."""
+        paths = self._folder.glob(f"{self._base}.*{SUFFIX}")
+        return any(self._content(path) is not None for path in paths)
 
     def save(self, key: tuple[Any, ...], data: object) -> None:
         """Keep something for a key, if the folder takes it."""
         content = dumps((key, data))
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_file(self.path(key), self._digest(content) + content)
 
     def flush(self) -> None:
@@ -75,8 +97,21 @@ class KernelFiles:
             for path in self._folder.glob(f"{self._base}.*{SUFFIX}"):
                 path.unlink(missing_ok=True)
 
+    def _content(self, path: Path) -> memoryview | None:
+        """What a file holds behind its digest, if that fits and nobody else may write it."""
+        try:
+            with path.open("rb") as file:
+                told = os.fstat(file.fileno())
+                if told.st_uid not in (os.geteuid(), 0) or told.st_mode & _OTHERS_WRITE:
+                    return None
+                whole = memoryview(file.read())
+        except OSError:
+            return None
+        size = hashlib.sha256().digest_size
+        return whole[size:] if whole[:size] == self._digest(whole[size:]) else None
+
     def _digest(self, content: bytes | memoryview) -> bytes:
-        digest = hashlib.sha256(f"{_compiler()}\0{self._stamp}\0".encode())
+        digest = hashlib.sha256(f"{_COMPILER}\0{self._stamp}\0{self._base}\0".encode())
         digest.update(content)
         return digest.digest()
 
@@ -88,11 +123,6 @@ class _Place:
         self._source: Final = source.resolve()
         self._line: Final = line
 
-    @classmethod
-    def from_function(cls, function: Callable[..., object], source: str) -> Self:
-        """The place of a function."""
-        return cls(Path(source), function.__code__.co_firstlineno)
-
     def get_cache_path(self) -> str:
         """The folder: kernels of two copies of the sources do not replace one another."""
         folder = self._source.parent
@@ -103,7 +133,13 @@ class _Place:
         """Nothing yet: whoever writes a file makes the folder."""
 
     def get_source_stamp(self) -> str:
-        """Digest of the kernel's file and of those beside it, whose parts it may contain."""
+        """Digest of the kernel's file and of those beside it, whose parts it may contain.
+
+        Raises:
+            OSError: they are not there to be read, in an archive for example.
+        """
+        if not self._source.is_file():
+            raise FileNotFoundError(self._source)
         return sources_digest(self._source.parent)
 
     def get_disambiguator(self) -> str:
@@ -112,7 +148,14 @@ class _Place:
 
 
 class _Results(CompileResultCacheImpl):  # type: ignore[misc] # Numba has no types
-    _locator_classes = (_Place,)
+    """What Numba asks where its results lie; no option of Numba has a part in it."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        source = inspect.getfile(function)
+        self._lineno = function.__code__.co_firstlineno
+        self._locator = _Place(Path(source), self._lineno)
+        name = f"{Path(source).stem}.{function.__qualname__}"
+        self._filename_base = self.get_filename_base(name, sys.abiflags)
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc] # Numba has no types
@@ -122,10 +165,23 @@ class KernelCache(FunctionCache):  # type: ignore[misc] # Numba has no types
 
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
-        place = _Place.from_function(function, inspect.getfile(function))
         self._cache_file = KernelFiles(
-            Path(self.cache_path), self._impl.filename_base, place.get_source_stamp()
+            Path(self.cache_path),
+            self._impl.filename_base,
+            self._impl.locator.get_source_stamp(),
         )
+
+    def holds(self, types: tuple[Any, ...] | None, target: Any) -> bool:
+        """Whether the function is kept for these argument types, or for some without any.
+
+        Args:
+            types: Numba types.
+            target: what the function is compiled for.
+        """
+        files = self._cache_file
+        if types is None:
+            return files.holds_any()
+        return files.holds(self._index_key(types, target.codegen()))
 
 
 @cache
@@ -140,8 +196,3 @@ def sources_digest(folder: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\0".encode() + content)
     return digest.hexdigest()
-
-
-@cache
-def _compiler() -> str:
-    return " ".join(f"{name}-{version(name)}" for name in _COMPILER)
