@@ -201,7 +201,7 @@ def test_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     given = kernel_module.default_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     assert given == tmp_path / "ninfer" / "kernels"
-    assert kernel_module.default_folder() == Path("/home/somebody/.cache/ninfer/kernels")
+    assert kernel_module.default_folder() == tmp_path / "home" / ".cache" / "ninfer" / "kernels"

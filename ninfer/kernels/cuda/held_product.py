@@ -17,6 +17,7 @@ from ninfer.cuda.device_code import device_function
 from ninfer.cuda.kernel_source import Kernel, Param
 from ninfer.cuda.stream import CudaStream
 from ninfer.kernels.cuda.few_shape import SLOTS
+from ninfer.kernels.cuda.held_columns import bring_columns
 from ninfer.kernels.cuda.held_shape import (
     GROUP_SUM_BYTES,
     HELD_THREADS,
@@ -162,7 +163,7 @@ def make_held(  # noqa: PLR0915 - one loop, whose state is a lane's registers
         # Warps of the same part share its columns, and wait for nobody else.
         k_tile = uint32(part + team * uint32(PARTS))
         while k_tile < uint32(k_tiles):
-            _bring(k_tile, lane, columns, base, sums, group_sums, num_columns)
+            bring_columns(k_tile, lane, columns, base, sums, group_sums, num_columns)
             k_tile = uint32(k_tile + uint32(TEAMS * PARTS))
         ptx.close_copies()
         ptx.wait_copies_0()
@@ -218,27 +219,6 @@ def make_held(  # noqa: PLR0915 - one loop, whose state is a lane's registers
         dynamic_shared_bytes=held_bytes(formats, 1),
         min_blocks=1,
     )
-
-
-@device_function
-def _bring(
-    k_tile: Index,
-    lane: Index,
-    columns: Address,
-    base: Address,
-    sums: Address,
-    group_sums: Address,
-    num_columns: Index,
-) -> None:
-    """Ask for the columns of a k tile, of those that exist, and for their group sums."""
-    exists = uint32(int32(lane >> uint32(2)) < num_columns)
-    to = columns + k_tile * uint32(K_TILE_BYTES) + lane * uint32(16)
-    at = base + uint64(k_tile) * uint64(K_TILE_BYTES) + uint64(lane * uint32(16))
-    for slab in range(4):
-        ptx.copy_weights_16_if(to + uint32(slab * 512), at + uint64(slab * 512), exists)
-    to = sums + k_tile * uint32(GROUP_SUM_BYTES) + lane * uint32(16)
-    at = group_sums + uint64(k_tile) * uint64(GROUP_SUM_BYTES) + uint64(lane * uint32(16))
-    ptx.copy_weights_16_if(to, at, uint32(lane < uint32(GROUP_SUM_BYTES // 16)))
 
 
 def _choice(walks: tuple[Callable[..., Any], ...]) -> Any:

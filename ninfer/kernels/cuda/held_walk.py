@@ -25,6 +25,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx
 from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.format_choice import make_choice
 from ninfer.kernels.cuda.group_products import make_begin, make_end, slab_product
 from ninfer.kernels.cuda.held_shape import (
     GROUP_SUM_BYTES,
@@ -96,8 +97,8 @@ def make_ask(formats: Sequence[TensorFormat]) -> Any:
     sizes = [step_bytes(format) for format in formats]
     steps = -(-max(sizes) // 512)
     bf16 = formats.index(TensorFormat.BF16) if TensorFormat.BF16 in formats else -1
-    size_of = _make_choice(sizes)
-    tile_bytes_of = _make_choice([PAIR_FORMATS[format].tile_bytes for format in formats])
+    size_of = make_choice(sizes)
+    tile_bytes_of = make_choice([PAIR_FORMATS[format].tile_bytes for format in formats])
     least = min(sizes)
 
     @device_function
@@ -139,28 +140,6 @@ def make_ask(formats: Sequence[TensorFormat]) -> Any:
         ptx.close_copies()
 
     return ask
-
-
-def _make_choice(values: Sequence[int]) -> Any:
-    """The value of a format, by its number in the launch."""
-    head = values[0]
-    if len(set(values)) == 1:
-
-        @device_function
-        def only(format: Index) -> Any:
-            return int32(head)
-
-        return only
-    others = _make_choice(values[1:])
-
-    @device_function
-    def either(format: Index) -> Any:
-        value = int32(head)
-        if format > int32(0):
-            value = others(int32(format - int32(1)))
-        return value
-
-    return either
 
 
 def make_walk(format: TensorFormat, formats: Sequence[TensorFormat], ask: Any) -> Any:

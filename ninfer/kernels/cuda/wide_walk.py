@@ -25,6 +25,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from ninfer.cuda import ptx, warpgroup
 from ninfer.cuda.device_code import device_function
+from ninfer.kernels.cuda.format_choice import make_choice
 from ninfer.kernels.cuda.group_products import slab_product
 from ninfer.kernels.cuda.held_shape import (
     K_TILE_BYTES,
@@ -67,28 +68,6 @@ def find_pair(pair: Index, rows: Rows) -> Any:
     if pair >= ends[2]:
         first, code, height, kind = ends[2], codes[3], heights[3], kinds[3]
     return code, int32(pair - first), height, kind
-
-
-def make_choice(values: Sequence[int]) -> Any:
-    """The value of a format, by its number in the launch."""
-    head = values[0]
-    if len(set(values)) == 1:
-
-        @device_function
-        def only(format: Index) -> Any:
-            return int32(head)
-
-        return only
-    others = make_choice(values[1:])
-
-    @device_function
-    def either(format: Index) -> Any:
-        value = int32(head)
-        if format > int32(0):
-            value = others(int32(format - int32(1)))
-        return value
-
-    return either
 
 
 def make_ask(formats: Sequence[TensorFormat]) -> Any:
